@@ -372,6 +372,14 @@ impl FileSystem {
         Ok(self.backend.sync(&self.node(number)?)?)
     }
 
+    /// Whether [`FileSystem::flush`] may wait for something.
+    pub fn flush_waits(&self) -> bool {
+        match &self.backend {
+            Backend::Remote(remote) => remote.flush_waits(),
+            Backend::Embedded(_) => false,
+        }
+    }
+
     /// Waits for the outcome of all writes of a file that were acknowledged before they were executed.
     pub fn flush(&self, number: u64) -> Result<(), Error> {
         Ok(self.backend.flush(&self.node(number)?)?)
@@ -450,6 +458,17 @@ impl FileSystem {
     /// Releases `count` holds.
     pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
         Ok(self.backend.release(&self.node(number)?, count)?)
+    }
+
+    /// Releases holds of several files, by number and count. Those that cannot be released now are released when the session ends.
+    pub fn release_all(&self, list: &[(u64, u64)]) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Remote(remote) => Ok(remote.release_all(list)?),
+            Backend::Embedded(_) => {
+                let released = list.iter().map(|it| self.release(it.0, it.1));
+                released.fold(Ok(()), Result::and)
+            }
+        }
     }
 
     /// Whether this session of a cluster holds the file, or has it open. A pool of this process keeps its own count: false.

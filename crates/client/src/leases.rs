@@ -42,6 +42,11 @@ pub(crate) fn note(kept: Option<Kept>) {
     LAST.set(kept);
 }
 
+/// Until when this thread may cache its last call's outcome, and which parts.
+pub(crate) fn last() -> Option<Kept> {
+    LAST.get()
+}
+
 impl Validity {
     /// Forgets what calls before have left.
     pub fn reset() {

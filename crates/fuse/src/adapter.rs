@@ -350,11 +350,11 @@ impl Adapter {
                 self.read_directory_plus(header.node, offset, room(body, size)?)
             }
             Request::Forget { count } => {
-                self.release(header.node, count);
+                self.release(&[(header.node, count)]);
                 Ok(0)
             }
             Request::BatchForget { list } => {
-                self.release_all(list);
+                self.release_listed(list);
                 Ok(0)
             }
             Request::Destroy => Ok(0),
@@ -435,6 +435,10 @@ impl Adapter {
         let request = Request::decode(header.opcode, argument, &[])?;
         if let Some(shared) = &self.shared {
             match &request {
+                // The kernel takes this for success, for all time.
+                Request::Flush(_) if self.locks.is_none() && !self.file_system.flush_waits() => {
+                    return Err(Errno::NOSYS);
+                }
                 Request::Flush(_) => {
                     let flushed = self.file_system.flush(header.node);
                     flushed.map_err(|error| errno(&error))?;
@@ -497,20 +501,20 @@ impl Adapter {
         self.access_times.files() && flags & libc::O_NOATIME as u32 == 0
     }
 
-    /// A failure to release a forgotten inode is nothing that the kernel could act on.
-    fn release(&self, number: u64, count: u64) {
-        let _ = self.file_system.release(number, count);
+    /// The kernel has forgotten these inodes. A failure to release them is nothing that it could act on.
+    fn release(&self, list: &[(u64, u64)]) {
+        let _ = self.file_system.release_all(list);
         if let Some(shared) = &self.shared {
-            shared.forget(&self.file_system, number);
+            let numbers = list.iter().map(|(number, _)| *number);
+            numbers.for_each(|number| shared.forget(&self.file_system, number));
         }
     }
 
-    fn release_all(&self, list: &[u8]) {
-        for one in list.chunks_exact(size_of::<wire::ForgetOne>()) {
-            if let Ok(one) = wire::ForgetOne::read_from_bytes(one) {
-                self.release(one.node, one.count);
-            }
-        }
+    fn release_listed(&self, list: &[u8]) {
+        let list = list.chunks_exact(size_of::<wire::ForgetOne>());
+        let list = list.filter_map(|one| wire::ForgetOne::read_from_bytes(one).ok());
+        let list: Vec<(u64, u64)> = list.map(|one| (one.node, one.count)).collect();
+        self.release(&list);
     }
 }
 

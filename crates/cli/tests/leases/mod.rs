@@ -145,27 +145,42 @@ fn cached_attributes_make_no_requests() {
     assert!(sent < CALLS / 4, "{sent} messages for {CALLS} calls");
 }
 
-/// The primary receives the attributes of the directory, the lookup of the name, the creation, and the attributes that the kernel
-/// asks for then; and the tails of two replicas.
+/// The primary receives the request, and the tails of two replicas. What the kernel asks for besides is known from the answers.
 #[test]
-fn a_file_is_created_opened_and_closed_with_four_requests() {
+fn files_are_created_and_removed_with_one_request_each() {
     const FILES: u64 = 500;
     let cluster = cluster();
     let mount = Mount::new(&cluster, "a");
-    let before = received(&cluster);
-    for number in 0..FILES {
-        File::create(mount.path(&number.to_string())).expect("a new file");
-    }
-    let after = received(&cluster);
-    let grown = after
-        .iter()
-        .zip(before)
-        .map(|(after, before)| after - before);
-    let most = grown.max().expect("nodes");
-    assert!(
-        most < FILES * 13 / 2,
-        "{most} messages at the primary for {FILES} files"
-    );
+    let directory = mount.path("d");
+    let names = (0..FILES).map(|number| directory.join(number.to_string()));
+    let names: Vec<PathBuf> = names.collect();
+    let at_primary = |what: &str, work: &dyn Fn()| {
+        let before = received(&cluster);
+        work();
+        let after = received(&cluster);
+        let grown = after
+            .iter()
+            .zip(before)
+            .map(|(after, before)| after - before);
+        let most = grown.max().expect("nodes");
+        // The kernel of a busy machine may take longer than a lease for a few calls.
+        let is_few = most < FILES * 4;
+        assert!(
+            is_few,
+            "{most} messages at the primary for {FILES} files {what}"
+        );
+    };
+    at_primary("made", &|| {
+        fs::create_dir(&directory).expect("a new directory");
+        for name in &names {
+            File::create(name).expect("a new file");
+        }
+    });
+    at_primary("removed", &|| {
+        for name in &names {
+            fs::remove_file(name).expect("it is there");
+        }
+    });
 }
 
 #[test]

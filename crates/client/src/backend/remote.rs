@@ -4,6 +4,7 @@
 //! each number as long as the kernel or an open file refers to it, and the holds that the session has of it.
 
 mod attributes;
+mod changed;
 mod data;
 mod locks;
 mod names;
@@ -18,13 +19,14 @@ use std::thread;
 use std::time::Duration;
 
 use operations::{
-    Acknowledge, Attributes, Details, ErrorCode, FileId, NAME_LENGTH_MAX, Operation, Outcome, ROOT,
-    Statistics, TARGET_LENGTH_MAX, XATTR_VALUE_MAX,
+    Acknowledge, Attributes, Details, ErrorCode, FileId, Held, NAME_LENGTH_MAX, Operation, Outcome,
+    RELEASES_MAX, ROOT, Statistics, TARGET_LENGTH_MAX, XATTR_VALUE_MAX,
 };
 
 use super::Result;
 use crate::leases::{Recall, RecallListener};
 use crate::{Cause, Interrupt, RequestError, Requests};
+use changed::Changed;
 use table::Table;
 
 /// Bits of an inode number below the unit.
@@ -43,6 +45,7 @@ struct RemoteSession {
     acknowledge: Acknowledge,
     root: FileId,
     table: Arc<Table>,
+    changed: Arc<Changed>,
     /// Longest write that is one change, in bytes, once the primary has reported it; 0 before.
     write_max: AtomicUsize,
 }
@@ -72,6 +75,7 @@ impl Remote {
             requests,
             acknowledge,
             table,
+            changed: Arc::default(),
             write_max: AtomicUsize::new(0),
         }))
     }
@@ -138,13 +142,16 @@ impl Remote {
 
     pub(crate) fn on_recall(&self, listener: Option<Box<dyn Fn(Recall) + Send>>) {
         let root = self.0.root;
+        let changed = self.0.changed.clone();
         let listener = listener.map(|listener| {
             let take: RecallListener = Box::new(move |recalled| {
                 let file = FileId {
                     inode: recalled.inode,
                     ..root
                 };
-                listener(Recall::new(recalled, number(root, file)));
+                let number = number(root, file);
+                changed.recalled(number);
+                listener(Recall::new(recalled, number));
             });
             take
         });
@@ -221,6 +228,18 @@ impl Remote {
                 .map(drop),
             None => Ok(()),
         }
+    }
+
+    /// Releases each number as often, with as few messages as possible.
+    pub(crate) fn release_all(&self, list: &[(u64, u64)]) -> Result<()> {
+        let released = list.iter();
+        let held = released.filter_map(|(number, count)| self.0.table.release(*number, *count));
+        let held: Vec<Held> = held.collect();
+        for holds in held.chunks(RELEASES_MAX) {
+            let holds = holds.to_vec();
+            self.call(Operation::Release { holds })?;
+        }
+        Ok(())
     }
 }
 

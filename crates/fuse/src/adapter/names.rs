@@ -1,5 +1,7 @@
 //! Names: lookup, creation and rename.
 
+use std::time::Duration;
+
 use client::{Attributes, Error, FileKind, NewInode, OpenFlags, RenameMode};
 use rustix::io::Errno;
 
@@ -29,14 +31,25 @@ impl Adapter {
 
     /// Answers with a file that the kernel will remember until it sends forget.
     fn entry(&self, result: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
-        self.answered(self.held(result))
-    }
-
-    /// The same with one that is held already.
-    fn answered(&self, held: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
-        let attributes = held.map_err(|error| errno(&error))?;
+        let attributes = self.held(result).map_err(|error| errno(&error))?;
         self.note_changed(&attributes);
         Ok(answer::entry(&attributes, self.cache, self.cache))
+    }
+
+    /// The same with one that the last call has made under this name, and that is held already. The answer to that call shows
+    /// what the kernel may keep.
+    fn made(&self, directory: u64, name: &[u8], attributes: &Attributes) -> wire::EntryOut {
+        self.note_changed(attributes);
+        let validity = self.validity();
+        // A file that was there before has no lease of a new one, and the other lease is not the directory's.
+        if validity.found.is_zero() {
+            return answer::entry(attributes, Duration::ZERO, Duration::ZERO);
+        }
+        if let Some(shared) = &self.shared {
+            shared.keeps(attributes, validity.found);
+        }
+        let keeps_name = self.keeps_name(directory, name, &validity, false);
+        answer::entry(attributes, keeps_name, validity.found)
     }
 
     pub(super) fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {
@@ -66,7 +79,7 @@ impl Adapter {
                 let created = self.file_system.create_held(header.node, name, &inode);
                 let attributes = created.map_err(|error| errno(&error))?;
                 let opened = self.created(&attributes, new.flags)?;
-                return Ok((self.answered(Ok(attributes))?, Some(opened)));
+                return Ok((self.made(header.node, name, &attributes), Some(opened)));
             }
             Request::Create { name, new } => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
@@ -76,7 +89,8 @@ impl Adapter {
                     .create_open(header.node, name, &inode, flags);
                 let (attributes, _file) = created.map_err(|error| errno(&error))?;
                 let opened = self.created(&attributes, new.flags)?;
-                return Ok((self.entry(Ok(attributes))?, Some(opened)));
+                let held = self.held(Ok(attributes)).map_err(|error| errno(&error))?;
+                return Ok((self.made(header.node, name, &held), Some(opened)));
             }
             Request::MakeNode { name, new } => {
                 let kind = file_kind(new.mode).ok_or(Errno::INVAL)?;
@@ -96,7 +110,8 @@ impl Adapter {
             _ => return Err(Errno::NOSYS),
         };
         let created = self.file_system.create_held(header.node, name, &inode);
-        Ok((self.answered(created)?, None))
+        let attributes = created.map_err(|error| errno(&error))?;
+        Ok((self.made(header.node, name, &attributes), None))
     }
 
     /// Opens a file without a name (`O_TMPFILE`). It lives as long as the kernel remembers it.

@@ -171,7 +171,7 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
             Ok(length) => {
                 let opcode = answer_one(device, adapter, &mut buffer, length)?;
                 if alarm.is_some() && is_forget(opcode) {
-                    collect();
+                    collect(COLLECTING);
                 }
             }
             // The latter if the end came while a request was read: fuse_dev_do_read in the kernel.
@@ -184,8 +184,8 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
 }
 
 /// Lets forgotten inodes collect.
-pub(super) fn collect() {
-    thread::sleep(COLLECTING);
+pub(super) fn collect(pause: Duration) {
+    thread::sleep(pause);
 }
 
 /// Answers a request and returns which it was.

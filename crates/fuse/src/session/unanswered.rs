@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, Builder};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -18,6 +19,9 @@ use super::alarm::Alarm;
 use super::classic::{HEAD_ROOM, answer_one, collect, header_of};
 use crate::adapter::{Adapter, is_forget};
 use crate::wire;
+
+/// How long forgotten inodes collect, once there is one: they are released by one message.
+const COLLECTING: Duration = Duration::from_millis(5);
 
 /// Answers until the mount has ended, or the alarm is raised. Then all requests that wait are interrupted.
 pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> io::Result<()> {
@@ -35,7 +39,7 @@ pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> 
             if is_forget(header_of(&request, length)?.opcode) {
                 // The thread ends after this one.
                 let _ = forget.send(request);
-                collect();
+                collect(COLLECTING);
                 continue;
             }
             if let Some(unique) = interrupted(&request) {

@@ -1,14 +1,20 @@
 //! Attributes, flags and extended attributes of a file of a cluster.
 
 use operations::{
-    Attributes, Details, ErrorCode, FileFlags, FileKind, Operation, SetAttributes, XattrMode,
+    Attributes, Details, ErrorCode, FileFlags, FileKind, Operation, Outcome, SetAttributes,
+    XattrMode,
 };
 
 use super::super::Result;
 use super::{Remote, RemoteInode, invalid};
+use crate::leases;
 
 impl Remote {
     pub(in super::super) fn attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
+        if let Some((attributes, kept)) = self.0.changed.attributes(inode.number) {
+            leases::note(Some(kept));
+            return Ok(attributes);
+        }
         let outcome = self.call(Operation::Attributes { file: inode.file })?;
         Ok(self.found(&outcome)?.1)
     }
@@ -35,7 +41,7 @@ impl Remote {
         change: &SetAttributes,
     ) -> Result<Attributes> {
         let (file, change) = (inode.file, *change);
-        let outcome = self.call(Operation::SetAttributes { file, change })?;
+        let outcome = self.change(inode, Operation::SetAttributes { file, change })?;
         Ok(self.found(&outcome)?.1)
     }
 
@@ -45,18 +51,27 @@ impl Remote {
         set_id: bool,
     ) -> Result<()> {
         let file = inode.file;
-        self.call(Operation::DropPrivileges { file, set_id })
+        self.change(inode, Operation::DropPrivileges { file, set_id })
             .map(drop)
     }
 
     pub(in super::super) fn set_flags(&self, inode: &RemoteInode, flags: FileFlags) -> Result<()> {
         let file = inode.file;
-        self.call(Operation::SetFlags { file, flags }).map(drop)
+        self.change(inode, Operation::SetFlags { file, flags })
+            .map(drop)
     }
 
     pub(in super::super) fn note_read(&self, inode: &RemoteInode) -> Result<()> {
-        self.call(Operation::NoteRead { file: inode.file })
+        self.change(inode, Operation::NoteRead { file: inode.file })
             .map(drop)
+    }
+
+    /// Changes something of a file or directory apart from names in it.
+    fn change(&self, inode: &RemoteInode, operation: Operation) -> Result<Outcome> {
+        self.0.changed.forget(inode.number);
+        let outcome = self.call(operation);
+        self.0.changed.forget(inode.number);
+        outcome
     }
 
     pub(in super::super) fn xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<Vec<u8>> {
@@ -93,7 +108,7 @@ impl Remote {
             value: value.to_vec(),
             mode,
         };
-        self.call(operation).map(drop)
+        self.change(inode, operation).map(drop)
     }
 
     pub(in super::super) fn remove_xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<()> {
@@ -101,6 +116,6 @@ impl Remote {
             file: inode.file,
             name: name.to_vec(),
         };
-        self.call(operation).map(drop)
+        self.change(inode, operation).map(drop)
     }
 }

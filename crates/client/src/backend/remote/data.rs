@@ -238,9 +238,14 @@ impl Remote {
     }
 
     pub(in super::super) fn flush(&self, inode: &RemoteInode) -> Result<()> {
-        match self.0.acknowledge {
-            Acknowledge::Sent => self.sync(inode),
-            Acknowledge::Primary | Acknowledge::All => Ok(()),
+        match self.flush_waits() {
+            true => self.sync(inode),
+            false => Ok(()),
         }
+    }
+
+    /// Whether writes are acknowledged before they are executed.
+    pub(crate) fn flush_waits(&self) -> bool {
+        self.0.acknowledge == Acknowledge::Sent
     }
 }

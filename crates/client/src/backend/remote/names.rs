@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use operations::{
     Attributes, Details, Entry, ErrorCode, FileId, FileKind, ListedEntry, NAME_LENGTH_MAX,
-    NewInode, Operation, OwnedNewInode, RenameMode,
+    NewInode, Operation, Outcome, OwnedNewInode, RenameMode,
 };
 
 use super::super::Result;
+use super::changed::{Begun, Shown};
 use super::{PAGE_LENGTH, Remote, RemoteInode, invalid, is_dot};
+use crate::leases::{self, Kept};
 
 /// Takeovers in a row that the making of a file without a name outlives.
 const ATTEMPTS_MAX: u32 = 10;
@@ -19,7 +21,7 @@ impl Remote {
         directory: &RemoteInode,
         name: &[u8],
     ) -> Result<Arc<RemoteInode>> {
-        let outcome = self.call(lookup(directory, name, false))?;
+        let outcome = self.look_up(directory, name, false)?;
         Ok(self.handle(&outcome)?.0)
     }
 
@@ -28,7 +30,7 @@ impl Remote {
         directory: &RemoteInode,
         name: &[u8],
     ) -> Result<Attributes> {
-        let outcome = self.call(lookup(directory, name, false))?;
+        let outcome = self.look_up(directory, name, false)?;
         Ok(self.found(&outcome)?.1)
     }
 
@@ -37,7 +39,7 @@ impl Remote {
         directory: &RemoteInode,
         name: &[u8],
     ) -> Result<Attributes> {
-        let outcome = self.call(lookup(directory, name, true))?;
+        let outcome = self.look_up(directory, name, true)?;
         let (file, attributes) = self.found(&outcome)?;
         self.0.table.add(attributes.number, file, 1);
         Ok(attributes)
@@ -49,7 +51,7 @@ impl Remote {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Attributes> {
-        let outcome = self.call(create(directory, name, new, false))?;
+        let outcome = self.make(directory, name, new, false)?;
         Ok(self.found(&outcome)?.1)
     }
 
@@ -59,7 +61,7 @@ impl Remote {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<(Arc<RemoteInode>, Attributes)> {
-        let outcome = self.call(create(directory, name, new, true))?;
+        let outcome = self.make(directory, name, new, true)?;
         if outcome.attributes.is_none() && new.kind == FileKind::Regular {
             // It was made before a takeover, and other clients removed it before it could be held again. The caller has it
             // open without a name, and nothing was written to it yet: another file without a name is the same.
@@ -100,11 +102,12 @@ impl Remote {
         directory: &RemoteInode,
         name: &[u8],
     ) -> Result<Attributes> {
-        let outcome = self.call(Operation::Link {
+        let operation = Operation::Link {
             file: inode.file,
             directory: directory.file,
             name: name.to_vec(),
-        })?;
+        };
+        let outcome = self.change_name(directory, (name, true), operation)?;
         Ok(self.found(&outcome)?.1)
     }
 
@@ -113,7 +116,8 @@ impl Remote {
             directory: directory.file,
             name: name.to_vec(),
         };
-        self.call(operation).map(drop)
+        self.change_name(directory, (name, false), operation)
+            .map(drop)
     }
 
     pub(in super::super) fn remove_directory(
@@ -125,7 +129,9 @@ impl Remote {
             directory: directory.file,
             name: name.to_vec(),
         };
-        self.call(operation).map(drop)
+        self.0.changed.forget_all();
+        self.change_name(directory, (name, false), operation)
+            .map(drop)
     }
 
     pub(in super::super) fn rename(
@@ -141,7 +147,10 @@ impl Remote {
             new_name: new_name.to_vec(),
             mode,
         };
-        self.call(operation).map(drop)
+        self.0.changed.forget_all();
+        let renamed = self.call(operation);
+        self.0.changed.forget_all();
+        renamed.map(drop)
     }
 
     pub(in super::super) fn read_link(&self, inode: &RemoteInode) -> Result<Vec<u8>> {
@@ -230,19 +239,76 @@ impl Remote {
     }
 }
 
-fn lookup(directory: &RemoteInode, name: &[u8], hold: bool) -> Operation {
-    Operation::Lookup {
-        directory: directory.file,
-        name: name.to_vec(),
-        hold,
+/// Names of directories that the session knows from its own changes.
+impl Remote {
+    fn look_up(&self, directory: &RemoteInode, name: &[u8], hold: bool) -> Result<Outcome> {
+        let kept = self.0.changed.is_missing(directory.number, name);
+        if let Some(kept) = kept.filter(|_| !is_dot(name)) {
+            leases::note(Some(kept));
+            return Err(ErrorCode::NotFound.into());
+        }
+        self.call(Operation::Lookup {
+            directory: directory.file,
+            name: name.to_vec(),
+            hold,
+        })
     }
-}
 
-fn create(directory: &RemoteInode, name: &[u8], new: &NewInode<'_>, hold: bool) -> Operation {
-    Operation::Create {
-        directory: directory.file,
-        name: name.to_vec(),
-        new: OwnedNewInode::from(new),
-        hold,
+    fn make(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+        new: &NewInode<'_>,
+        hold: bool,
+    ) -> Result<Outcome> {
+        let operation = Operation::Create {
+            directory: directory.file,
+            name: name.to_vec(),
+            new: OwnedNewInode::from(new),
+            hold,
+        };
+        self.change_name(directory, (name, true), operation)
+    }
+
+    /// Makes or removes a name, and notes what the answer shows of its directory.
+    fn change_name(
+        &self,
+        directory: &RemoteInode,
+        name: (&[u8], bool),
+        operation: Operation,
+    ) -> Result<Outcome> {
+        let changed = &self.0.changed;
+        let begun = changed.begin(directory.number);
+        let result = self.call(operation);
+        let kept = leases::last().filter(|it| it.covers.subject);
+        if let (Ok(outcome), Some(kept)) = (&result, kept)
+            && let Details::Directory(attributes) = &outcome.details
+        {
+            self.note_made(&begun, outcome, kept);
+            let attributes = Attributes {
+                number: directory.number,
+                ..**attributes
+            };
+            let until = kept.until;
+            let shown = Shown {
+                attributes,
+                until,
+                name,
+            };
+            changed.end(&begun, Some(shown));
+        } else {
+            changed.end(&begun, None);
+        }
+        result
+    }
+
+    /// Notes that a change has made a directory, if it has.
+    fn note_made(&self, begun: &Begun, outcome: &Outcome, kept: Kept) {
+        if let Ok((_, attributes)) = self.found(outcome)
+            && attributes.kind == FileKind::Directory
+            && kept.covers.found
+        {
+            self.0.changed.made(begun, attributes, kept.until);
+        }
     }
 }
