@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Programs at work in a mounted pool, each beside the same work on tmpfs, in turns: unpacking sources, git status, a search
 # through all of them, removing them; Redis with a log that is synced at each change. A mount of a cluster of three members
-# on this host does the same beside the pool. Where GlusterFS and MooseFS are mounted (scripts/peers.sh), beside them too,
+# on this host does the same beside the pool, and Redis also works in a mount inside the primary's node of another one. Where GlusterFS and MooseFS are mounted (scripts/peers.sh), beside them too,
 # as often and in turns. BARS=1 shows the project's own bars. Nothing is left behind.
 #
 # What is cached: all that was unpacked is in the page cache of each file system, and git's index is fresh.
@@ -30,6 +30,7 @@ clean_up() {
     trap - EXIT
     [ -z "$redis" ] || kill -9 "$redis" 2>/dev/null || true
     "$tako" down --name programs --remove >/dev/null 2>&1 || fusermount3 -uz "$work/cluster" 2>/dev/null || true
+    "$tako" down --name inside --remove >/dev/null 2>&1 || fusermount3 -uz "$work/inside" 2>/dev/null || true
     "$tako" umount "$work/mounted" 2>/dev/null || fusermount3 -uz "$work/mounted" 2>/dev/null || true
     local peer
     for peer in "${peers[@]}"; do
@@ -140,12 +141,13 @@ row() {
         "$(figure "$(median "$limit")" "$3")" "$ratio" "$verdict" "$others"
 }
 
-# faster_peer ROW: that with the least median.
+# faster_peer ROW UNIT: that with the least median time, or the greatest median speed.
 faster_peer() {
-    local label
+    local label order=-n
+    [ "$2" != /s ] || order=-nr
     for label in "${measured_peers[@]}"; do
         echo "$(median "$work/figures/$label.$1") $label"
-    done | sort -n | head -n 1 | cut -d ' ' -f 2
+    done | sort "$order" | sed -n '1s/.* //p'
 }
 
 figure() {
@@ -164,8 +166,9 @@ done
 mkdir "$work/figures" "$work/mounted" "$work/tmpfs"
 "$tako" mkfs "$work/pool" --size 2G >/dev/null
 "$tako" mount "$work/pool" "$work/mounted"
-mkdir "$work/cluster"
+mkdir "$work/cluster" "$work/inside"
 "$tako" up --name programs --nodes 3 --size 512M --directory "$work/pools" --mount "$work/cluster" >/dev/null
+"$tako" up --name inside --nodes 3 --size 256M --directory "$work/pools" --mount "$work/inside" --inside >/dev/null
 make_archive
 measured_peers=() measured=("tmpfs $work/tmpfs" "Tako $work/mounted" "Cluster $work/cluster")
 for peer in "${peers[@]}"; do
@@ -184,6 +187,7 @@ for _ in $(seq "$rounds"); do
         for place in "${measured[@]}"; do
             $round "${place%% *}" "${place#* }"
         done
+        [ $round != redis_round ] || redis_round Inside "$work/inside"
     done
 done
 search_with=$(command -v rg >/dev/null && echo ripgrep || echo "grep -r")
@@ -202,8 +206,17 @@ row "git status, after 5 s" git_idle ms - Cluster Tako
 row "$search_with, after 5 s" search_idle ms - Cluster Tako
 row "untar" untar ms - Cluster Tako
 row "rm -r" remove ms - Cluster Tako
+for clients in 1 16; do
+    row "Redis SET, $clients client(s)" redis$clients /s - Cluster Tako
+    row "the same, mounted inside" redis$clients /s - Inside Tako
+done
 if [ ${#measured_peers[@]} -gt 0 ]; then
     printf '%-28s %11s  %11s  %5s\n' "a cluster of three members" cluster "peer" ratio
-    row "untar" untar ms 0.25 Cluster "$(faster_peer untar)"
-    row "rm -r" remove ms 0.33 Cluster "$(faster_peer remove)"
+    row "untar" untar ms 0.25 Cluster "$(faster_peer untar ms)"
+    row "rm -r" remove ms 0.33 Cluster "$(faster_peer remove ms)"
+    for clients in 1 16; do
+        row "Redis SET, $clients client(s)" redis$clients /s 2 Cluster "$(faster_peer redis$clients /s)"
+    done
+    row "Redis SET, 1, inside" redis1 /s 3.5 Inside "$(faster_peer redis1 /s)"
+    row "Redis SET, 16, inside" redis16 /s 2.5 Inside "$(faster_peer redis16 /s)"
 fi
