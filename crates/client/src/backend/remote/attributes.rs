@@ -6,8 +6,12 @@ use operations::{
 };
 
 use super::super::Result;
+use super::changed::Shown;
 use super::{Remote, RemoteInode, invalid};
 use crate::leases;
+
+/// The extended attribute with a file's capabilities. The kernel asks for it before it writes.
+const CAPABILITIES: &[u8] = b"security.capability";
 
 impl Remote {
     pub(in super::super) fn attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
@@ -50,7 +54,10 @@ impl Remote {
         inode: &RemoteInode,
         set_id: bool,
     ) -> Result<()> {
-        let file = inode.file;
+        let (file, changed) = (inode.file, &self.0.changed);
+        if changed.has_no_privileges(inode.number, file.generation) {
+            return Ok(());
+        }
         self.change(inode, Operation::DropPrivileges { file, set_id })
             .map(drop)
     }
@@ -66,15 +73,27 @@ impl Remote {
             .map(drop)
     }
 
-    /// Changes something of a file or directory apart from names in it.
+    /// Changes something of an inode apart from data and names in it, and notes the attributes that the answer shows.
     fn change(&self, inode: &RemoteInode, operation: Operation) -> Result<Outcome> {
-        self.0.changed.forget(inode.number);
-        let outcome = self.call(operation);
-        self.0.changed.forget(inode.number);
-        outcome
+        let changed = &self.0.changed;
+        let begun = changed.begin(inode.number);
+        let result = self.call(operation);
+        let kept = leases::last().filter(|it| it.covers.subject);
+        let found = result.as_ref().ok().and_then(|it| self.found(it).ok());
+        let shown = found.zip(kept).map(|((_, attributes), kept)| Shown {
+            attributes,
+            until: kept.until,
+            name: None,
+        });
+        changed.end(&begun, shown);
+        result
     }
 
     pub(in super::super) fn xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<Vec<u8>> {
+        let (number, generation) = (inode.number, inode.file.generation);
+        if name == CAPABILITIES && self.0.changed.has_no_capabilities(number, generation) {
+            return Err(ErrorCode::NoXattr.into());
+        }
         let operation = Operation::Xattr {
             file: inode.file,
             name: name.to_vec(),

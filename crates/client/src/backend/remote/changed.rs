@@ -1,13 +1,14 @@
-//! Directories that this session has changed: their attributes and names, as the answers to its own changes show them, under the
-//! leases that come with the answers.
+//! Inodes that this session has made or changed, as the answers to its own changes show them, under the leases that come with the
+//! answers.
 //!
 //! The kernel drops what it knows of a directory whenever it changes a name in it, and asks for attributes and for the next name
-//! again. Here both are known. Only what other sessions cannot have changed is kept: until the lease ends, or is recalled.
+//! again. Of a new file it asks for capabilities before the first write. Here all of that is known. Only what other sessions cannot
+//! have changed is kept: until the lease ends, or is recalled.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use operations::Attributes;
+use operations::{Attributes, FileKind};
 use parking_lot::Mutex;
 use protocol::leases::Covers;
 
@@ -15,21 +16,26 @@ use crate::leases::Kept;
 
 /// Names that are kept of a directory, at most.
 const NAMES_MAX: usize = 4096;
-/// Directories, at most.
-const DIRECTORIES_MAX: usize = 1024;
+/// Inodes, at most.
+const INODES_MAX: usize = 1 << 14;
+/// Pause between two searches for leases that have ended.
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+/// The set-user and set-group bits of a mode.
+const SET_ID: u32 = 0o6000;
 
 #[derive(Default)]
 pub(super) struct Changed(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    directories: HashMap<u64, Directory>,
+    inodes: HashMap<u64, Inode>,
     /// Recalls so far.
     recalls: u64,
+    swept_at: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Directory {
+struct Inode {
     /// Changes by this session that have begun and not ended.
     in_flight: u32,
     /// Something else happened meanwhile: their answers may be older.
@@ -37,19 +43,22 @@ struct Directory {
     known: Option<Known>,
 }
 
-/// What is known of a directory.
+/// What is known of an inode.
 struct Known {
+    /// Those of a file are from its last change by other means than writing.
     attributes: Attributes,
     until: Instant,
-    /// Whether names are there.
+    /// Whether names are in a directory.
     names: HashMap<Vec<u8>, bool>,
-    /// Names that are not in `names` are missing.
-    is_complete: bool,
+    /// This session has made the inode: names that are not in `names` are missing, and so are capabilities.
+    is_made_here: bool,
+    /// Too many names were noted: some are missing in `names`.
+    is_incomplete: bool,
 }
 
-/// A change of a name in a directory, which has begun.
+/// A change of an inode, which has begun.
 pub(super) struct Begun {
-    directory: u64,
+    number: u64,
     recalls: u64,
 }
 
@@ -57,33 +66,32 @@ pub(super) struct Begun {
 pub(super) struct Shown<'a> {
     pub attributes: Attributes,
     pub until: Instant,
-    /// The changed name, and whether it is there now.
-    pub name: (&'a [u8], bool),
+    /// The changed name in a directory, and whether it is there now.
+    pub name: Option<(&'a [u8], bool)>,
 }
 
 impl State {
-    /// The part of a directory that is known now.
+    /// What is known of an inode now.
     fn known(&self, number: u64) -> Option<&Known> {
-        let directory = self.directories.get(&number)?;
-        let known = directory.known.as_ref()?;
-        (directory.in_flight == 0 && Instant::now() < known.until).then_some(known)
+        let inode = self.inodes.get(&number)?;
+        let known = inode.known.as_ref()?;
+        (inode.in_flight == 0 && Instant::now() < known.until).then_some(known)
     }
 
-    /// Makes room for one more directory; whether there is some.
-    fn make_room(&mut self) -> bool {
-        if self.directories.len() < DIRECTORIES_MAX {
-            return true;
+    /// Makes room for one more inode; whether there is some.
+    fn make_room(&mut self, now: Instant) -> bool {
+        let may_sweep = self.swept_at.is_none_or(|at| now >= at + SWEEP_EVERY);
+        if self.inodes.len() >= INODES_MAX && may_sweep {
+            self.swept_at = Some(now);
+            let is_valid = |it: &Known| now < it.until;
+            self.inodes
+                .retain(|_, it| it.in_flight > 0 || it.known.as_ref().is_some_and(is_valid));
         }
-        let now = Instant::now();
-        let is_used = |it: &Directory| {
-            it.in_flight > 0 || it.known.as_ref().is_some_and(|known| now < known.until)
-        };
-        self.directories.retain(|_, it| is_used(it));
-        self.directories.len() < DIRECTORIES_MAX
+        self.inodes.len() < INODES_MAX
     }
 }
 
-impl Directory {
+impl Inode {
     fn forget(&mut self) {
         self.known = None;
         self.is_disturbed = self.in_flight > 0;
@@ -91,12 +99,13 @@ impl Directory {
 }
 
 impl Known {
-    fn new(attributes: Attributes, until: Instant, is_complete: bool) -> Known {
+    fn new(attributes: Attributes, until: Instant, is_made_here: bool) -> Known {
         Known {
             attributes,
             until,
             names: HashMap::new(),
-            is_complete,
+            is_made_here,
+            is_incomplete: false,
         }
     }
 
@@ -114,59 +123,65 @@ impl Known {
     fn note(&mut self, name: &[u8], is_there: bool) {
         if self.names.len() >= NAMES_MAX {
             self.names.clear();
-            self.is_complete = false;
+            self.is_incomplete = true;
         }
         self.names.insert(name.to_vec(), is_there);
+    }
+
+    fn is_missing(&self, name: &[u8]) -> bool {
+        match self.names.get(name) {
+            Some(is_there) => !is_there,
+            None => self.is_made_here && !self.is_incomplete,
+        }
     }
 }
 
 impl Changed {
-    /// This session asks for a change of a name in a directory. [`Changed::end`] has to follow.
+    /// This session asks for a change of an inode, or of a name in a directory. [`Changed::end`] has to follow.
     pub(super) fn begin(&self, number: u64) -> Begun {
         let mut state = self.0.lock();
         let recalls = state.recalls;
-        let directory = state.directories.entry(number).or_default();
-        directory.is_disturbed |= directory.in_flight > 0;
-        directory.in_flight += 1;
-        Begun {
-            directory: number,
-            recalls,
-        }
+        let inode = state.inodes.entry(number).or_default();
+        inode.is_disturbed |= inode.in_flight > 0;
+        inode.in_flight += 1;
+        Begun { number, recalls }
     }
 
-    /// The change has ended. If its answer does not show the result, nothing is known of the directory any more.
+    /// The change has ended. If its answer does not show the result, nothing is known of the inode any more.
     pub(super) fn end(&self, begun: &Begun, shown: Option<Shown<'_>>) {
         let mut state = self.0.lock();
-        let has_room = state.make_room();
-        let Some(directory) = state.directories.get_mut(&begun.directory) else {
+        let now = Instant::now();
+        let has_room = state.make_room(now);
+        let Some(inode) = state.inodes.get_mut(&begun.number) else {
             return;
         };
-        directory.in_flight = directory.in_flight.saturating_sub(1);
-        let now = Instant::now();
-        // Between two leases others may have changed names.
-        let known = directory.known.take().filter(|it| now < it.until);
-        let counts = !directory.is_disturbed && has_room;
-        directory.is_disturbed &= directory.in_flight > 0;
+        inode.in_flight = inode.in_flight.saturating_sub(1);
+        // Between two leases others may have changed it.
+        let known = inode.known.take().filter(|it| now < it.until);
+        let counts = !inode.is_disturbed && (has_room || known.is_some());
+        inode.is_disturbed &= inode.in_flight > 0;
         if let Some(shown) = shown.filter(|it| counts && now < it.until) {
             let new = || Known::new(shown.attributes, shown.until, false);
             let mut known = known.unwrap_or_else(new);
             (known.attributes, known.until) = (shown.attributes, shown.until.max(known.until));
-            known.note(shown.name.0, shown.name.1);
-            directory.known = Some(known);
-        } else if directory.in_flight == 0 {
-            state.directories.remove(&begun.directory);
+            if let Some((name, is_there)) = shown.name {
+                known.note(name, is_there);
+            }
+            inode.known = Some(known);
+        } else if inode.in_flight == 0 {
+            state.inodes.remove(&begun.number);
         }
     }
 
-    /// The change has made a directory, which is empty.
+    /// The change has made an inode: an empty directory, or a file without capabilities.
     pub(super) fn made(&self, begun: &Begun, attributes: Attributes, until: Instant) {
         let mut state = self.0.lock();
-        if begun.recalls == state.recalls && state.make_room() {
-            let directory = Directory {
-                known: Some(Known::new(attributes, until, true)),
-                ..Directory::default()
-            };
-            state.directories.insert(attributes.number, directory);
+        if begun.recalls != state.recalls || !state.make_room(Instant::now()) {
+            return;
+        }
+        let inode = state.inodes.entry(attributes.number).or_default();
+        if inode.in_flight == 0 {
+            inode.known = Some(Known::new(attributes, until, true));
         }
     }
 
@@ -174,43 +189,59 @@ impl Changed {
     pub(super) fn attributes(&self, number: u64) -> Option<(Attributes, Kept)> {
         let state = self.0.lock();
         let known = state.known(number)?;
-        Some((known.attributes, known.kept()))
+        let is_directory = known.attributes.kind == FileKind::Directory;
+        is_directory.then(|| (known.attributes, known.kept()))
     }
 
     /// The lease under which a name is known to be missing.
     pub(super) fn is_missing(&self, number: u64, name: &[u8]) -> Option<Kept> {
         let state = self.0.lock();
         let known = state.known(number)?;
-        let is_there = known.names.get(name).copied();
-        (!is_there.unwrap_or(!known.is_complete)).then(|| known.kept())
+        known.is_missing(name).then(|| known.kept())
+    }
+
+    /// Whether an inode is known to have no capabilities.
+    pub(super) fn has_no_capabilities(&self, number: u64, generation: u32) -> bool {
+        self.is_made(number, generation, |_| true)
+    }
+
+    /// Whether an inode is known to have no capabilities and no set-user or set-group bit.
+    pub(super) fn has_no_privileges(&self, number: u64, generation: u32) -> bool {
+        self.is_made(number, generation, |it| it.permissions & SET_ID == 0)
+    }
+
+    /// Whether this session has made an inode, with these attributes. Another session may have the number in use again.
+    fn is_made(&self, number: u64, generation: u32, is_so: fn(&Attributes) -> bool) -> bool {
+        let state = self.0.lock();
+        state.known(number).is_some_and(|it| {
+            it.is_made_here && it.attributes.generation == generation && is_so(&it.attributes)
+        })
     }
 
     /// The lease of an inode is recalled.
     pub(super) fn recalled(&self, number: u64) {
-        self.0.lock().recalls += 1;
-        self.forget(number);
-    }
-
-    /// This session is changing, or has changed, something of an inode apart from names in it.
-    pub(super) fn forget(&self, number: u64) {
-        if let Some(directory) = self.0.lock().directories.get_mut(&number) {
-            directory.forget();
+        let mut state = self.0.lock();
+        state.recalls += 1;
+        if let Some(inode) = state.inodes.get_mut(&number) {
+            inode.forget();
         }
     }
 
     /// This session is removing or moving, or has moved, a directory of an unknown number.
-    pub(super) fn forget_all(&self) {
-        for directory in self.0.lock().directories.values_mut() {
-            directory.forget();
+    pub(super) fn forget_directories(&self) {
+        let mut state = self.0.lock();
+        for inode in state.inodes.values_mut() {
+            let known = inode.known.as_ref().map(|it| it.attributes.kind);
+            if known.is_none_or(|kind| kind == FileKind::Directory) {
+                inode.forget();
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use operations::{FileFlags, FileKind};
+    use operations::FileFlags;
 
     use super::*;
 
@@ -239,7 +270,7 @@ mod tests {
         Some(Shown {
             attributes: attributes(5, version),
             until: Instant::now() + Duration::from_secs(120),
-            name: (name, is_there),
+            name: Some((name, is_there)),
         })
     }
 
@@ -288,6 +319,36 @@ mod tests {
     }
 
     #[test]
+    fn a_new_file_has_no_capabilities() {
+        let changed = Changed::default();
+        let (begun, until) = (changed.begin(1), Instant::now() + Duration::from_secs(120));
+        let file = Attributes {
+            kind: FileKind::Regular,
+            ..attributes(5, 3)
+        };
+        changed.made(&begun, file, until);
+        assert!(changed.has_no_capabilities(5, 1) && changed.has_no_privileges(5, 1));
+        assert!(!changed.has_no_capabilities(5, 2), "it is another file");
+        assert_eq!(version(&changed), None, "they change by writing");
+        let shown = |permissions| Shown {
+            attributes: Attributes {
+                permissions,
+                ..file
+            },
+            until,
+            name: None,
+        };
+        changed.end(&changed.begin(5), Some(shown(0o4755)));
+        assert!(changed.has_no_capabilities(5, 1) && !changed.has_no_privileges(5, 1));
+        // A change that may have given it some.
+        changed.end(&changed.begin(5), None);
+        assert!(!changed.has_no_capabilities(5, 1));
+        // It is not known what it had before.
+        changed.end(&changed.begin(5), Some(shown(0o755)));
+        assert!(!changed.has_no_capabilities(5, 1));
+    }
+
+    #[test]
     fn nothing_is_known_after_a_recall() {
         let changed = Changed::default();
         changed.end(&changed.begin(5), shown(b"a", false, 7));
@@ -301,7 +362,7 @@ mod tests {
         assert_eq!(version(&changed), None);
         changed.end(&changed.begin(5), shown(b"a", false, 9));
         assert_eq!(version(&changed), Some(9));
-        changed.forget_all();
+        changed.forget_directories();
         assert_eq!(version(&changed), None);
     }
 

@@ -8,9 +8,9 @@ use operations::{
 };
 
 use super::super::Result;
-use super::changed::{Begun, Shown};
+use super::changed::Shown;
 use super::{PAGE_LENGTH, Remote, RemoteInode, invalid, is_dot};
-use crate::leases::{self, Kept};
+use crate::leases;
 
 /// Takeovers in a row that the making of a file without a name outlives.
 const ATTEMPTS_MAX: u32 = 10;
@@ -129,7 +129,7 @@ impl Remote {
             directory: directory.file,
             name: name.to_vec(),
         };
-        self.0.changed.forget_all();
+        self.0.changed.forget_directories();
         self.change_name(directory, (name, false), operation)
             .map(drop)
     }
@@ -147,9 +147,9 @@ impl Remote {
             new_name: new_name.to_vec(),
             mode,
         };
-        self.0.changed.forget_all();
+        self.0.changed.forget_directories();
         let renamed = self.call(operation);
-        self.0.changed.forget_all();
+        self.0.changed.forget_directories();
         renamed.map(drop)
     }
 
@@ -277,6 +277,7 @@ impl Remote {
         name: (&[u8], bool),
         operation: Operation,
     ) -> Result<Outcome> {
+        let is_create = matches!(operation, Operation::Create { .. });
         let changed = &self.0.changed;
         let begun = changed.begin(directory.number);
         let result = self.call(operation);
@@ -284,7 +285,12 @@ impl Remote {
         if let (Ok(outcome), Some(kept)) = (&result, kept)
             && let Details::Directory(attributes) = &outcome.details
         {
-            self.note_made(&begun, outcome, kept);
+            if is_create
+                && kept.covers.found
+                && let Ok((_, made)) = self.found(outcome)
+            {
+                changed.made(&begun, made, kept.until);
+            }
             let attributes = Attributes {
                 number: directory.number,
                 ..**attributes
@@ -293,22 +299,12 @@ impl Remote {
             let shown = Shown {
                 attributes,
                 until,
-                name,
+                name: Some(name),
             };
             changed.end(&begun, Some(shown));
         } else {
             changed.end(&begun, None);
         }
         result
-    }
-
-    /// Notes that a change has made a directory, if it has.
-    fn note_made(&self, begun: &Begun, outcome: &Outcome, kept: Kept) {
-        if let Ok((_, attributes)) = self.found(outcome)
-            && attributes.kind == FileKind::Directory
-            && kept.covers.found
-        {
-            self.0.changed.made(begun, attributes, kept.until);
-        }
     }
 }
