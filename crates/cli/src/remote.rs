@@ -35,9 +35,13 @@ const QUEUE_MAX: u32 = 4095;
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl RemoteOptions {
-    /// Takes its own options out of those of a mount, and returns the others.
+    /// Takes its own options out of those of a mount, and returns the others. A mount lives long enough to access the members'
+    /// memories where that is faster.
     pub fn take(text: &str) -> Result<(RemoteOptions, String), Failure> {
-        let mut options = RemoteOptions::default();
+        let mut options = RemoteOptions {
+            io: Io::Auto,
+            ..RemoteOptions::default()
+        };
         let (mut timeout, mut is_soft) = (None, false);
         let mut others = Vec::new();
         for option in text.split(',').filter(|option| !option.is_empty()) {
@@ -211,8 +215,9 @@ mod tests {
             (options, others.as_str()),
             (expected, "ro,transport=classic,noexec")
         );
-        let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
+        let (options, _) = RemoteOptions::take("timeout=3,soft,hard,io=server").unwrap();
         assert_eq!(options, RemoteOptions::default());
+        assert_eq!(RemoteOptions::take("").unwrap().0.io, Io::Auto);
         for wrong in [
             "io=",
             "io=some",
