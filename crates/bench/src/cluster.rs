@@ -4,6 +4,7 @@
 //! Peers are measured where `scripts/peers.sh up` has mounted them; it mounts a Tako cluster of two members over tcp there, too,
 //! in the same network namespaces as the peers'.
 
+mod library;
 mod places;
 
 use std::hint::black_box;
@@ -26,7 +27,7 @@ use crate::{Error, Workload, fabric};
 
 pub const GROUP: &str = "cluster";
 
-pub const WORKLOADS: [Workload; 10] = [
+pub const WORKLOADS: [Workload; 11] = [
     Workload {
         name: "cluster: 2 KiB random write",
         measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
@@ -62,6 +63,10 @@ pub const WORKLOADS: [Workload; 10] = [
     Workload {
         name: "cluster: one-sided",
         measure: |bench, _| one_sided(bench),
+    },
+    Workload {
+        name: "cluster: library",
+        measure: |bench, _| library::measure(bench),
     },
     Workload {
         name: "cluster: the transport's ping",
@@ -183,13 +188,11 @@ fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
 /// messages.
 fn one_sided(bench: &Bench) -> Result<Vec<Row>, Error> {
     let places = bench.clusters()?;
-    let one_sided = places.one_sided.iter();
-    let compared: Vec<_> = one_sided.chain(&places.all[..=Places::SHM]).collect();
     let mut rows = Vec::new();
     for reads in [true, false] {
         for kib in [4, 16, 64, 256, 1024] {
-            let side = |place: &&Place| direct(bench, place, kib << 10, reads);
-            let sides = compared.iter().map(side);
+            let side = |place: &Place| direct(bench, place, kib << 10, reads);
+            let sides = places.by_side.iter().map(side);
             let sides = sides.collect::<Result<Vec<_>, Error>>()?;
             let measured = interleave(bench.scale.few_rounds(), sides)?;
             let what = if reads { "read" } else { "write" };

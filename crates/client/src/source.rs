@@ -85,12 +85,8 @@ impl Source {
         let keys = keys.or(environment.as_deref());
         let identity = keys.map(Identity::load).transpose()?;
         if self.hosts.is_empty() {
-            let map = self.map_of_this_host()?;
-            let identity = match identity.filter(|it| it.cluster() == map.cluster) {
-                Some(identity) => identity,
-                None => Identity::local(map.cluster, "client")?,
-            };
-            return Ok(Options::new(identity, addresses(&map)));
+            let map = map_of_this_host(&self.name, &cluster_map_file(&self.name))?;
+            return options_of_this_host(&map, identity);
         }
         let Some(identity) = identity else {
             return Err(SourceError::NoKeys(self.to_string()));
@@ -105,23 +101,41 @@ impl Source {
         Ok(options)
     }
 
-    fn map_of_this_host(&self) -> Result<ClusterMap, SourceError> {
-        let path = cluster_map_file(&self.name);
-        let failed = |reason: String| SourceError::Map {
-            name: self.name.clone(),
-            path: path.clone(),
-            reason,
-        };
-        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => SourceError::NoCluster(self.name.clone()),
-            _ => failed(error.to_string()),
-        })?;
-        let map: ClusterMap =
-            serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
-        match map.fault() {
-            Some(fault) => Err(failed(fault.to_owned())),
-            None => Ok(map),
-        }
+    /// Returns how to connect to a cluster of this host, by the file with its map.
+    ///
+    /// # Errors
+    /// [`SourceError`]
+    pub fn options_by_map(name: &str, path: &Path) -> Result<Options, SourceError> {
+        options_of_this_host(&map_of_this_host(name, path)?, None)
+    }
+}
+
+fn options_of_this_host(
+    map: &ClusterMap,
+    identity: Option<Identity>,
+) -> Result<Options, SourceError> {
+    let identity = match identity.filter(|it| it.cluster() == map.cluster) {
+        Some(identity) => identity,
+        None => Identity::local(map.cluster, "client")?,
+    };
+    Ok(Options::new(identity, addresses(map)))
+}
+
+fn map_of_this_host(name: &str, path: &Path) -> Result<ClusterMap, SourceError> {
+    let failed = |reason: String| SourceError::Map {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        reason,
+    };
+    let bytes = std::fs::read(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => SourceError::NoCluster(name.to_owned()),
+        _ => failed(error.to_string()),
+    })?;
+    let map: ClusterMap =
+        serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+    match map.fault() {
+        Some(fault) => Err(failed(fault.to_owned())),
+        None => Ok(map),
     }
 }
 

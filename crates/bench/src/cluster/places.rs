@@ -5,7 +5,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use client::network::{self, Io, Network};
+use client::{Acknowledge, FileSystem, Source};
+use fabric::Provider;
 use rustix::fs::{Mode, OFlags};
 
 use crate::Error;
@@ -43,8 +47,8 @@ pub struct Place {
 /// pool mounted alone.
 pub struct Places {
     pub all: Vec<Place>,
-    /// The first cluster, mounted again with `io=client`.
-    pub one_sided: Option<Place>,
+    /// The first cluster, mounted again with `io=client` and with `io=server`.
+    pub by_side: Vec<Place>,
     /// Unavailable parts, and why.
     pub notes: Vec<Note>,
     keeper: Child,
@@ -74,7 +78,7 @@ impl Places {
             .map_err(|error| Error::Mount(format!("sh cannot be run: {error}")))?;
         let mut places = Places {
             all: Vec::new(),
-            one_sided: None,
+            by_side: Vec::new(),
             notes: Vec::new(),
             keeper,
             scratch: [mounts, pools],
@@ -82,7 +86,9 @@ impl Places {
         places.start_cluster(program, length, "bench", &[])?;
         places.start_cluster(program, length, "inside", &["--inside"])?;
         places.start_embedded(program, length)?;
-        places.mount_one_sided(program)?;
+        for io in ["client", "server"] {
+            places.mount_by_side(program, io)?;
+        }
         for (label, path) in PEERS.into_iter().chain([TCP]) {
             places.add_mounted(label, Path::new(path))?;
         }
@@ -98,6 +104,22 @@ impl Places {
     /// The number of the cluster over tcp, if there is one.
     pub fn tcp(&self) -> Option<usize> {
         self.all.iter().position(|place| place.label == TCP.0)
+    }
+
+    /// A session with the cluster of [`Places::SHM`], without a mount.
+    pub fn session(&self, io: Io, only: Option<Provider>) -> Result<FileSystem, Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::Mount(error.to_string());
+        let map = self.scratch[1]
+            .path()
+            .join("state/bench/membership/map.json");
+        let options = Source::options_by_map("bench", &map).map_err(|error| failed(&error))?;
+        let options = network::Options {
+            io,
+            only,
+            ..options
+        };
+        let network = Network::connect(options).map_err(|error| failed(&error))?;
+        Ok(FileSystem::remote(Arc::new(network), Acknowledge::Primary))
     }
 
     fn start_cluster(
@@ -127,15 +149,15 @@ impl Places {
         Ok(())
     }
 
-    fn mount_one_sided(&mut self, program: &Path) -> Result<(), Error> {
-        let mount = self.mount_point("one-sided")?;
+    fn mount_by_side(&mut self, program: &Path, io: &'static str) -> Result<(), Error> {
+        let mount = self.mount_point(io)?;
         let mut command = Command::new(program);
         command
             .env("TAKO_STATE", self.scratch[1].path().join("state"))
-            .args(["mount", "-o", "io=client", "tako:///bench"])
+            .args(["mount", "-o", &format!("io={io}"), "tako:///bench"])
             .arg(&mount);
         run(&mut command)?;
-        self.one_sided = Some(Place::new("one-sided", &mount)?);
+        self.by_side.push(Place::new(io, &mount)?);
         Ok(())
     }
 
@@ -188,7 +210,7 @@ impl Drop for Places {
     fn drop(&mut self) {
         // The directories must be closed before they can be unmounted.
         self.all.clear();
-        self.one_sided = None;
+        self.by_side.clear();
         // The keeper waits for the end of its input. No caller is left to report a failure to.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();

@@ -64,6 +64,22 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
+/// A side of pings without Tako, both ends spinning: its figure is the time of one, in ns.
+pub fn raw(bench: &Bench, provider: Provider) -> Result<Side<'static>, Error> {
+    let count = count(bench, true);
+    Ok(match provider {
+        Provider::Tcp => {
+            let mut raw = RawSocket::new(true)?;
+            let place = Placement::of(false);
+            Box::new(move || per_ping(count, raw.ping(count, BYTES, place)))
+        }
+        _ => {
+            let raw = RawMemory::new()?;
+            Box::new(move || per_ping(count, raw.ping(count, false)))
+        }
+    })
+}
+
 /// Pings of a round: with blocking each takes 40 µs and more.
 pub fn count(bench: &Bench, spins: bool) -> u64 {
     let effort_us = bench.scale.effort.as_micros() as u64;

@@ -1,0 +1,126 @@
+//! Calls of a session without a mount, beside memory or the transport alone: what the library adds.
+
+use std::hint::black_box;
+
+use client::network::Io;
+use client::{FileKind, FileSystem, NewInode, ROOT, WriteAt};
+use fabric::Provider;
+
+use super::{MIB, PAGE, Places};
+use crate::Error;
+use crate::error::whole;
+use crate::fabric::ping;
+use crate::harness::{Random, Side, interleave};
+use crate::mounted::{MEAN, timed};
+use crate::report::{Quantity, Row};
+use crate::setup::{Bench, bytes};
+
+/// What a one-sided read of a page may take beyond the copy, in ns.
+const READ_MORE_NS: f64 = 600.0;
+/// The same for a request and its answer beyond a ping, over shared memory and over TCP.
+const CALL_MORE_NS: [(Provider, f64); 2] = [(Provider::Shm, 1_500.0), (Provider::Tcp, 6_000.0)];
+/// Bytes of a long read.
+const LONG: usize = 8 * MIB;
+/// Share of the speed of memory that a long read should reach.
+const LONG_SHARE: f64 = 0.9;
+
+pub fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
+    let places = bench.clusters()?;
+    let mut rows = vec![page(bench, places)?];
+    for (provider, more_ns) in CALL_MORE_NS {
+        rows.push(call(bench, places, provider, more_ns)?);
+    }
+    for (io, name) in [(Io::Server, "io=server"), (Io::Client, "io=client")] {
+        rows.push(long(bench, places, (io, name))?);
+    }
+    Ok(rows)
+}
+
+/// A side that repeats an operation; its figure is the mean time, and what is allowed beyond it, in ns.
+fn mean<'a>(
+    bench: &Bench,
+    more_ns: f64,
+    operation: impl FnMut() -> Result<(), Error> + 'a,
+) -> Side<'a> {
+    let mut side = timed(bench.scale.effort, 1, operation);
+    Box::new(move || Ok(vec![side()?[MEAN] + more_ns]))
+}
+
+/// A copy from memory of this process.
+fn copy(bench: &Bench, size: usize, more_ns: f64) -> Side<'static> {
+    let length = bench.scale.file_length;
+    let (from, mut into) = (bytes(length as usize), bytes(size));
+    let mut random = Random::new(4);
+    mean(bench, more_ns, move || {
+        let offset = random.offset(length, size) as usize;
+        into.copy_from_slice(&from[offset..][..size]);
+        black_box(&into);
+        Ok(())
+    })
+}
+
+/// A file with data of the usual length, by its number.
+fn file(bench: &Bench, file_system: &FileSystem, name: &str) -> Result<u64, Error> {
+    let new = NewInode::new(FileKind::Regular, 0o600);
+    let file = file_system.create(ROOT, name.as_bytes(), &new)?.number;
+    for offset in (0..bench.scale.file_length).step_by(MIB) {
+        file_system.write(file, WriteAt::Offset(offset), &bytes(MIB))?;
+    }
+    file_system.sync(file)?;
+    Ok(file)
+}
+
+fn reads(
+    bench: &Bench,
+    file_system: FileSystem,
+    name: &str,
+    size: usize,
+) -> Result<Side<'static>, Error> {
+    let file = file(bench, &file_system, name)?;
+    let (mut random, mut into) = (Random::new(4), bytes(size));
+    let length = bench.scale.file_length;
+    Ok(mean(bench, 0.0, move || {
+        let done = file_system.read(file, random.offset(length, size), &mut into)?;
+        whole(done, size)
+    }))
+}
+
+fn page(bench: &Bench, places: &Places) -> Result<Row, Error> {
+    let session = places.session(Io::Client, None)?;
+    let sides = vec![
+        reads(bench, session, "library-page", PAGE)?,
+        copy(bench, PAGE, READ_MORE_NS),
+    ];
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let name = "4 KiB one-sided read, library";
+    Ok(measured.row(0, name, "memcpy + 600 ns", Some(1.0)))
+}
+
+fn call(bench: &Bench, places: &Places, provider: Provider, more_ns: f64) -> Result<Row, Error> {
+    let session = places.session(Io::Server, Some(provider))?;
+    let mut ping = ping::raw(bench, provider)?;
+    let sides: Vec<Side<'_>> = vec![
+        mean(bench, 0.0, || {
+            black_box(session.attributes(ROOT)?);
+            Ok(())
+        }),
+        Box::new(move || Ok(ping()?.iter().map(|took| took + more_ns).collect())),
+    ];
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let name = format!("attributes by message, library, {}", provider.name());
+    let limit = format!("a bare ping + {:.1} µs", more_ns / 1e3);
+    Ok(measured.row(0, &name, &limit, Some(1.0)))
+}
+
+fn long(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Row, Error> {
+    let session = places.session(io, None)?;
+    let sides = vec![
+        reads(bench, session, &format!("library-{name}"), LONG)?,
+        copy(bench, LONG, 0.0),
+    ];
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let row = Row::new(&format!("8 MiB read, library, {name}"), time(0));
+    let ratio = measured.ratio((1, 0), (0, 0));
+    Ok(row.beside("memcpy", time(1), ratio, Some(LONG_SHARE)))
+}
