@@ -35,8 +35,9 @@ bench: build ## every figure beside the raw limit of this machine, and programs 
 	$(TAKO_BIN) bench
 	scripts/programs.sh
 
-experiments: build ## as root: the experiments of published systems, beside GlusterFS and MooseFS, into docs/experiments
+experiments: build ## as root: the experiments of published systems, beside GlusterFS, MooseFS and NFS, into docs/experiments
 	@scripts/install.sh experiments
+	@scripts/install.sh lab
 	scripts/experiments/run.py
 
 soak: tools build ## the tests of the lab, fsx and clusters with their bounds lifted, and real programs

@@ -8,16 +8,16 @@ export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
 readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120 dax:1:60"
-# Those that are run only if they are named: they measure, and test nothing. In `counted` the guest's clock counts
+# Those that are run only if they are named: they measure, and test nothing. In `counted` and `rzcfs` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
-readonly figures="measure:1:200 counted:1:200"
+readonly figures="measure:1:200 counted:1:200 rzcfs:1:900"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: programs of the crate `conformance`, in /lab.
 programs=(verbs-guest fabric-guest)
 profile=tests
 # What is measured is the program as it is released.
-[[ " $* " != *" measure "* && " $* " != *" counted "* ]] || profile=release
+[[ ! " $* " =~ \ (measure|counted|rzcfs)\  ]] || profile=release
 readonly programs profile built=${lab%/lab}/$profile tako=${lab%/lab}/$profile/tako
 guests=()
 
@@ -53,7 +53,7 @@ sweep() {
 # loopback device; QEMU ends with this script.
 boot() {
     local group number modules=() processor=(-accel "tcg,thread=multi")
-    [ "$1" != counted ] || processor=(-accel "tcg,thread=single" -icount "shift=0,sleep=off")
+    [ "$1" != counted ] && [ "$1" != rzcfs ] || processor=(-accel "tcg,thread=single" -icount "shift=0,sleep=off")
     # Files without blocks: what is written to them is a few megabytes.
     for number in 0 1; do
         truncate -s 64M "$run/$1.$2.$number"
@@ -132,7 +132,8 @@ check_headers
 for name in n2 n3 client; do
     "$tako" keys issue "$run/nodes" "$name" >>"$run/keys.log"
 done
-scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$built/}" "$tako" "$(command -v etcd)" "$run/keys" "$run/nodes"
+cc -O2 -o "$run/blocks" scripts/lab/guest/blocks.c
+scripts/lab/image.sh add "$run/programs.cpio" "$run/blocks" "${programs[@]/#/$built/}" "$tako" "$(command -v etcd)" "$run/keys" "$run/nodes"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 [ $# = 0 ] || scenes_to_run="$scenes $figures"
 for scene in ${scenes_to_run:-$scenes}; do

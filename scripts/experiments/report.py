@@ -155,9 +155,14 @@ rounds' ratios. Caches are as in operation unless a row says otherwise."""
 
 def write(name, machine, scale, two, parts):
     """Writes docs/experiments/NAME.md: a title, what it tells, the machine, the parts."""
-    title, purpose, *rest = parts
     systems = SYSTEMS.format(two=two, rounds="one round each" if scale.rounds == 1 else f"{scale.rounds} rounds each")
-    head = [f"# {title}", purpose, *([SMOKE] if scale.quick else []), f"`make experiments` writes this document. Measured on {machine.text()}",
+    write_with(systems, name, machine, [SMOKE] if scale.quick else [], parts)
+
+
+def write_with(systems, name, machine, notes, parts):
+    """The same, with a description of the compared systems, and notes on the figures."""
+    title, purpose, *rest = parts
+    head = [f"# {title}", purpose, *notes, f"`make experiments` writes this document. Measured on {machine.text()}",
             "## Compared systems", systems]  # fmt: skip
     (ROOT / "docs/experiments" / f"{name}.md").write_text("\n\n".join(map(wrapped, head + rest)) + "\n")
 

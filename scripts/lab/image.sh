@@ -17,8 +17,10 @@ readonly packages="
     iproute2 libbpf1 libelf1 libmnl0 libbsd0 libcap2 zlib1g libmd0 libxtables12
     ibverbs-utils libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200
     libibverbs-dev librdmacm-dev
-    e2fsprogs libext2fs2 libcom-err2 libblkid1 libuuid1 util-linux"
-readonly programs="bin/ip sbin/tc usr/bin/rdma usr/bin/ibv_rc_pingpong sbin/mke2fs sbin/blkid"
+    e2fsprogs libext2fs2 libcom-err2 libblkid1 libuuid1 util-linux
+    nfs-kernel-server nfs-common libevent-core-2.1-7 libtirpc3 libkeyutils1"
+readonly programs="bin/ip sbin/tc usr/bin/rdma usr/bin/ibv_rc_pingpong sbin/mke2fs sbin/blkid
+    usr/sbin/exportfs usr/sbin/rpc.nfsd usr/sbin/rpc.mountd sbin/mount.nfs"
 # Nothing is linked to these: they are opened at run time. The last one is glibc's, for threads that end.
 readonly opened="librdmacm.so.1 libibverbs/librxe-rdmav34.so libgcc_s.so.1"
 readonly modules="
@@ -26,6 +28,7 @@ readonly modules="
     veth llc stp bridge sch_netem
     virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci failover net_failover virtio_net
     libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4
+    sunrpc grace lockd nfs_acl auth_rpcgss nfsd netfs fscache dns_resolver nfs nfsv4 brd
     fuse"
 
 fail() {
