@@ -35,7 +35,7 @@ pub enum Command {
     Mounts,
     /// Find damage in a pool, without writing to it unless asked to; exits with 1 if damage remains
     Check(Check),
-    /// Make a pool larger, also while it is mounted
+    /// Make a pool larger, or all pools of a cluster, also while it is mounted
     Grow(Grow),
     /// Show the identity, sizes and geometry of a pool, and what its memory survives
     Info {
@@ -132,7 +132,7 @@ pub struct Mkfs {
 /// Options for making a pool larger.
 #[derive(Args)]
 pub struct Grow {
-    /// The pool file, or a DAX device
+    /// The pool file, a DAX device, or a cluster with a node on this host, as in tako:///NAME
     pub pool: PathBuf,
     /// Bytes of the pool then, with K, M, G or T for their multiples by 1024; a device is taken whole
     #[arg(long, value_parser = parse_size)]

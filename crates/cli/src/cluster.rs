@@ -11,6 +11,7 @@
 mod config;
 mod control;
 mod down;
+mod grow;
 mod inside;
 mod process;
 mod serve;
@@ -30,6 +31,7 @@ use crate::failure::Failure;
 use crate::figures::parse_size;
 
 pub use down::run as down;
+pub use grow::run as grow;
 pub use serve::run as serve;
 pub use status::run as status;
 pub use up::run as up;

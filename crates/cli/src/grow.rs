@@ -1,18 +1,23 @@
 //! `tako grow`.
 
 use std::io::Write;
+use std::path::Path;
 
-use client::FileSystem;
+use client::{FileSystem, Source};
 use pmem::{Access, Kind, Region};
 use store::read_superblock;
 
 use crate::arguments::Grow;
 use crate::channel::ask_to_grow;
+use crate::cluster;
 use crate::failure::{Failure, Outcome};
 use crate::mkfs::describe;
 
 pub fn run(arguments: &Grow, out: &mut dyn Write) -> Outcome {
     let pool = &arguments.pool;
+    if let Some(source) = source_of(pool)? {
+        return cluster::grow(&source, arguments.size.ok_or_else(no_size)?, out);
+    }
     let explain = |error| Failure::Failed(format!("{}: {error}", pool.display()));
     let region = match Region::open(pool, Access::ReadWrite) {
         Err(busy @ pmem::Error::Busy { .. }) => return grow_mounted(arguments, busy, out),
@@ -39,6 +44,18 @@ pub fn run(arguments: &Grow, out: &mut dyn Write) -> Outcome {
     grown.close()?;
     drop(grown);
     describe(pool, out)
+}
+
+/// The cluster that the argument names, if it names none of a pool.
+fn source_of(pool: &Path) -> Result<Option<Source>, Failure> {
+    let text = pool.to_string_lossy();
+    if !text.starts_with("tako://") {
+        return Ok(None);
+    }
+    let source = text.parse::<Source>();
+    source
+        .map(Some)
+        .map_err(|error| Failure::Usage(error.to_string()))
 }
 
 fn no_size() -> Failure {

@@ -372,6 +372,7 @@ fn follower(in_sync: Vec<NodeId>, defects: &Defects) -> Follower {
         metadata_only: Vec::new(),
         in_sync,
         lineage: vec![start],
+        image: 0,
     };
     let tail = Sequence::new(1, TAIL);
     let mut follower = Follower::new(0, Options::default(), defects.clone(), tail, vec![start], 0);
@@ -434,6 +435,7 @@ fn only_members_in_sync_take_data() {
             .envelope
             .request;
         let welcome = Body::Welcome {
+            image: 0,
             from: TAIL,
             position: TAIL,
         };

@@ -3,9 +3,11 @@
 //! On the wire it is encoded by `postcard`, in files as JSON. Both are validated after decoding.
 
 mod epochs;
+mod growth;
 mod hexadecimal;
 
 pub use epochs::{EpochRule, Judgement};
+pub use growth::Growth;
 
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +83,9 @@ pub struct UnitEntry {
     pub spare_after: u32,
     /// Its members and their roles; version 0 while it is not formed.
     pub map: UnitMap,
+    /// The request to make its pools longer.
+    #[serde(default)]
+    pub growth: Growth,
 }
 
 /// Properties that the pools of a unit have in common. Pools formatted by the same `UnitFormat` hold the same image.
@@ -153,7 +158,10 @@ impl ClusterMap {
             _ if !unit.has_metadata_only(is_metadata_only) => {
                 Some("a member holds metadata only by the map, or by its pool, and not by both")
             }
-            _ => unit.map.fault(&Defects::default()),
+            _ => unit
+                .map
+                .fault(&Defects::default())
+                .or_else(|| unit.growth.fault()),
         };
         self.units.iter().find_map(unit)
     }
@@ -259,6 +267,7 @@ impl ClusterMap {
                 epoch: FIRST_EPOCH,
                 start: FIRST_POSITION,
             }],
+            image: 0,
         };
         Some(next)
     }

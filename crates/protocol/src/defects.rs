@@ -149,6 +149,8 @@ pub enum Defect {
     TrimEarly,
     /// The answer to a change waits for the record before its own.
     TakeNeighboursPosition,
+    /// A member is refilled by a primary with a longer image, before its own has grown.
+    RefillBeforeGrowth,
 }
 
 impl Defect {
@@ -223,6 +225,9 @@ impl Defect {
 
     /// Those that only runs without faults find.
     pub const OF_QUIET_RUNS: [Defect; 1] = [Defect::AnswerDuringInvalidation];
+
+    /// Those that only runs in which the unit grows find: `lab/tests/growing.rs`.
+    pub const OF_GROWTH: [Defect; 1] = [Defect::RefillBeforeGrowth];
 
     /// Those of frames, which only streams show. `lab/tests/groups.rs` finds them, and those of shipments.
     pub const OF_FRAMES: [Defect; 5] = [

@@ -137,6 +137,7 @@ impl World {
             metadata_only: Vec::new(),
             in_sync: vec![0, 1, 2],
             lineage: vec![start],
+            image: 0,
         };
         let tail = Sequence::new(1, 640);
         let history = vec![start];
@@ -340,6 +341,7 @@ impl World {
             }
             Intent::ReleaseFreed { .. }
             | Intent::WriteImage { .. }
+            | Intent::GrowImage { .. }
             | Intent::RestoreHolds { .. } => return None,
         })
     }

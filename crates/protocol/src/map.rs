@@ -62,6 +62,9 @@ pub struct UnitMap {
     pub in_sync: Vec<NodeId>,
     /// The epochs of the unit's records, oldest first, except those of primaries that lost all their records.
     pub lineage: Vec<EpochStart>,
+    /// Bytes that the image has in all pools, at least; 0 until the unit has grown.
+    #[serde(default)]
+    pub image: u64,
 }
 
 impl UnitMap {
@@ -173,6 +176,14 @@ impl UnitMap {
         Some(next)
     }
 
+    /// The map in which the image has grown to so many bytes.
+    pub fn grow(&self, image: u64) -> Option<UnitMap> {
+        (image > self.image).then(|| UnitMap {
+            image,
+            ..self.next()
+        })
+    }
+
     /// Common part of a member's history, which has epochs beginning at `history` and ends at `tail`, with the unit's:
     /// the position up to which its records are the same. `None` if the map does not reach back that far.
     pub fn common_prefix(&self, history: &[EpochStart], tail: Sequence) -> Option<u64> {
@@ -252,6 +263,7 @@ mod tests {
             metadata_only: vec![3],
             in_sync: vec![1, 3],
             lineage: vec![start],
+            image: 0,
         };
         let fault = |map: &UnitMap| map.fault(&Defects::default());
         assert_eq!(fault(&right), None);

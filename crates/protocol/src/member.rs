@@ -157,6 +157,10 @@ impl Member {
         let same_epoch = map.epoch == self.map.epoch;
         // For a process that just started no primary is new.
         let is_first = self.map.version == 0;
+        if map.image > self.map.image {
+            let length = map.image;
+            self.out.intents.push_back(Intent::GrowImage { length });
+        }
         self.map = map;
         match &mut self.role {
             Role::Serving(_) if same_epoch => self.map_changed_while_serving(now),

@@ -186,6 +186,8 @@ pub enum Body {
         from: u64,
         /// The primary's tail. Whatever the member fetched before, from whomever, shows no record behind it.
         position: u64,
+        /// Bytes of the image by the primary's map: what is refilled is as long, at least.
+        image: u64,
     },
     /// A member offers itself as the next primary.
     Candidate {
@@ -455,17 +457,12 @@ impl Body {
                 to.u8((*is_caught_up).into());
             }
             Body::Gap { from } => to.u64(*from),
-            Body::Join {
+            Body::Join { from, version } => to.u64s(&[*from, *version]),
+            Body::Welcome {
                 from,
-                version: second,
-            }
-            | Body::Welcome {
-                from,
-                position: second,
-            } => {
-                to.u64(*from);
-                to.u64(*second);
-            }
+                position,
+                image,
+            } => to.u64s(&[*from, *position, *image]),
             Body::Fetch {
                 fetch,
                 offset,
@@ -626,6 +623,7 @@ impl Body {
             9 => Body::Welcome {
                 from: from.position()?,
                 position: from.position()?,
+                image: from.u64()?,
             },
             10 => Body::Candidate {
                 tail: read_sequence(from)?,

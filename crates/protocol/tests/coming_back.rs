@@ -63,7 +63,12 @@ impl Scene {
 
     fn is_welcomed(&mut self, request: u64, position: u64) {
         let from = TAIL;
-        self.hear(request, Body::Welcome { from, position });
+        let welcome = Body::Welcome {
+            from,
+            position,
+            image: 0,
+        };
+        self.hear(request, welcome);
     }
 
     fn next_intent(&mut self) -> Option<Intent> {
@@ -132,6 +137,29 @@ fn only_the_answer_to_the_newest_question_counts() {
 }
 
 #[test]
+fn a_refill_waits_until_the_image_is_as_long_as_the_primarys() {
+    let mut scene = Scene::new();
+    let question = scene.asks();
+    let welcome = Body::Welcome {
+        from: TAIL,
+        position: 1000,
+        image: 1 << 20,
+    };
+    scene.hear(question, welcome.clone());
+    assert_eq!(scene.next_intent(), None);
+    scene.map = scene.map.grow(1 << 20).expect("it is longer");
+    let map = scene.map.clone();
+    scene.member.handle_map(scene.now, map);
+    let length = 1 << 20;
+    assert_eq!(scene.next_intent(), Some(Intent::GrowImage { length }));
+    scene.hear(question, welcome);
+    assert!(matches!(
+        scene.next_intent(),
+        Some(Intent::TouchedSince { .. })
+    ));
+}
+
+#[test]
 fn only_data_that_was_fetched_is_taken_as_newer() {
     let mut scene = Scene::new();
     let question = scene.asks();
@@ -170,6 +198,7 @@ fn member(tail: u64, members: Vec<u32>) -> Member {
         metadata_only: Vec::new(),
         in_sync: vec![1],
         lineage,
+        image: 0,
     };
     let tail = Sequence::new(1, tail);
     let (options, defects) = (Options::default(), Defects::default());

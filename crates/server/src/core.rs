@@ -15,7 +15,7 @@ use protocol::member::{Completion, Intent};
 use protocol::{Defects, Member, NodeId, Options, Outgoing, Transmit, UnitMap};
 use store::Error;
 
-use crate::pool::UnitPool;
+use crate::pool::{PoolError, UnitPool};
 
 /// The environment of a member: it opens memory to transfers, and may observe or stop the member's actions.
 pub trait Host {
@@ -55,7 +55,7 @@ pub struct Failed {
     /// The intent.
     pub intent: &'static str,
     /// Cause of the failure.
-    pub source: Error,
+    pub source: PoolError,
 }
 
 /// A member with its pool.
@@ -163,6 +163,7 @@ fn name(intent: &Intent) -> &'static str {
         Intent::TouchedSince { .. } => "finding what records changed",
         Intent::WriteImage { .. } => "writing fetched bytes",
         Intent::Rewind { .. } => "forgetting records",
+        Intent::GrowImage { .. } => "growing the pool",
         Intent::OpenForWriting { .. } => "opening the pool for changes",
         Intent::Follow => "closing the pool for changes",
         Intent::Propose { .. } => "proposing a map",

@@ -12,6 +12,7 @@ mod clock;
 mod config;
 mod error;
 mod group;
+mod growth;
 mod inside;
 mod opening;
 mod peers;
@@ -36,11 +37,13 @@ use protocol::{ClusterMap, NodeId};
 pub use config::{NodeConfig, parse_address};
 pub use error::NodeError;
 pub use group::{GroupMode, GroupStatus};
+pub use growth::grow;
 pub use inside::Inside;
 pub use status::{LinkStatus, Load, NodeStatus, Role, Space};
 
 use crate::core::Core;
 use crate::membership::Membership;
+use growth::Growing;
 use inside::{Outbox, Shared};
 use service::Service;
 
@@ -159,6 +162,7 @@ impl Node {
         let options = map.options();
         let defects = protocol::Defects::default();
         let path = config.pool.display().to_string();
+        let region = opened.region.clone();
         let core = Core::open(
             id,
             opened.region,
@@ -174,7 +178,16 @@ impl Node {
             stop: Arc::default(),
         };
         let proposals = stewards::start(config, membership, &inbox, id, &log)?;
-        let ways = (received, proposals);
+        let growing = Growing {
+            id,
+            name: config.name.clone(),
+            region,
+            membership: membership.clone(),
+            inbox: inbox.clone(),
+            log: log.clone(),
+            is_at_work: Arc::default(),
+        };
+        let ways = (received, proposals, growing);
         let service = Service::new(config, (id, map), core, messenger, ways, log.clone());
         let mut node = Node {
             inbox,

@@ -21,8 +21,21 @@ enum State {
     Closed,
 }
 
+const CLOSED: Error = Error::InvalidArgument("the pool is closed");
+
 /// Bytes of data that records of one shipment to a group name, at most, unless it is the first record's.
 const SHIPMENT_BYTES: u64 = 1 << 20;
+
+/// Why a pool cannot execute an intent.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The store fails.
+    #[error(transparent)]
+    Store(#[from] Error),
+    /// Its memory or file cannot get longer.
+    #[error(transparent)]
+    Region(#[from] pmem::Error),
+}
 
 /// A pool that belongs to a unit.
 pub struct UnitPool {
@@ -122,16 +135,20 @@ impl UnitPool {
     ///
     /// # Errors
     /// An error that stops the pool: damage, or that it is not open for this.
-    pub fn carry_out(&mut self, intent: Intent) -> Result<Option<Completion>, Error> {
-        match intent {
-            Intent::OpenForWriting { epoch } => self.open_for_writing(epoch).map(Some),
-            Intent::Follow => self.follow().map(Some),
+    pub fn carry_out(&mut self, intent: Intent) -> Result<Option<Completion>, PoolError> {
+        Ok(match intent {
+            Intent::OpenForWriting { epoch } => Some(self.open_for_writing(epoch)?),
+            Intent::Follow => Some(self.follow()?),
+            Intent::GrowImage { length } => {
+                self.grow_image(length)?;
+                None
+            }
             intent => match &mut self.state {
-                State::Serving(serving) => Ok(carry_out_serving(serving, self.batch, intent)),
-                State::Following(replica) => carry_out_following(replica, intent),
-                State::Closed => Err(Error::InvalidArgument("the pool is closed")),
+                State::Serving(serving) => carry_out_serving(serving, self.batch, intent),
+                State::Following(replica) => carry_out_following(replica, intent)?,
+                State::Closed => return Err(CLOSED.into()),
             },
-        }
+        })
     }
 
     fn open_for_writing(&mut self, epoch: u32) -> Result<Completion, Error> {
@@ -159,6 +176,17 @@ impl UnitPool {
             sessions: records,
             grants,
         })
+    }
+
+    fn grow_image(&mut self, length: u64) -> Result<(), PoolError> {
+        let end = self.image().start.saturating_add(length);
+        self.region.grow(end)?;
+        match &mut self.state {
+            State::Serving(serving) => serving.executor.store.grow_image(length)?,
+            State::Following(replica) => replica.grow_image(length)?,
+            State::Closed => return Err(CLOSED.into()),
+        }
+        Ok(())
     }
 
     fn read_sessions(&self, serving: &Serving) -> Result<(Vec<SessionRecord>, LeftGrants), Error> {
@@ -196,7 +224,7 @@ impl UnitPool {
         let replica = match std::mem::replace(&mut self.state, State::Closed) {
             State::Serving(serving) => Box::new(serving.executor.into_store().into_replica()),
             State::Following(replica) => replica,
-            State::Closed => return Err(Error::InvalidArgument("the pool is closed")),
+            State::Closed => return Err(CLOSED),
         };
         let tail = sequence(replica.tail());
         let history = history(&replica);

@@ -1,6 +1,7 @@
-//! Where a node reports its status: a Unix socket, which answers each connection with JSON.
+//! Where a node reports its status and is asked to grow: a Unix socket. A request is one line. The answer to `status` is JSON, that
+//! to `grow BYTES` is `done` or why not.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
@@ -13,7 +14,15 @@ use server::node::{Asker, NodeStatus};
 
 use super::State;
 use super::inside::{MountReport, Mounts};
+use crate::failure::Failure;
 
+/// How long the nodes of a cluster may take to make their pools longer.
+const GROWTH: Duration = Duration::from_secs(60);
+const STATUS: &str = "status\n";
+const GROW: &str = "grow ";
+const DONE: &str = "done";
+/// Longest request, in bytes.
+const REQUEST_MAX: u64 = 64;
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// No report is longer.
@@ -47,8 +56,17 @@ pub fn serve(
     let listener = UnixListener::bind(path)?;
     let work = move || {
         for stream in listener.incoming().flatten() {
-            if let (Some(status), Ok(Some(map))) = (asker.status(PATIENCE), membership.read()) {
-                // A caller that has gone needs no report.
+            let Ok(request) = request(&stream) else {
+                continue;
+            };
+            if let Some(length) = length_to_grow_to(&request) {
+                let membership = membership.clone();
+                // It takes a while. A caller that has gone needs no answer.
+                let work = move || grow(stream, membership.as_ref(), length);
+                let _ = thread::Builder::new().name("tako-grown".into()).spawn(work);
+            } else if let (Some(status), Ok(Some(map))) =
+                (asker.status(PATIENCE), membership.read())
+            {
                 let (mount, peers) = mounts.report();
                 let found = Report {
                     status,
@@ -64,6 +82,48 @@ pub fn serve(
     thread.spawn(work).map(drop)
 }
 
+fn request(stream: &UnixStream) -> io::Result<String> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut line)?;
+    Ok(line)
+}
+
+fn length_to_grow_to(request: &str) -> Option<u64> {
+    request.strip_prefix(GROW)?.trim_end().parse().ok()
+}
+
+fn grow(mut stream: UnixStream, membership: &dyn Membership, length: u64) -> io::Result<()> {
+    let answer = match server::node::grow(membership, length, GROWTH) {
+        Ok(()) => DONE.to_owned(),
+        Err(error) => error.to_string(),
+    };
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(answer.as_bytes())
+}
+
+/// Asks a node of this host to make the pools of its cluster longer; `None` if it does not answer.
+pub fn ask_to_grow(state: &State, node: &str, length: u64) -> Option<Result<(), Failure>> {
+    let request = format!("{GROW}{length}\n");
+    let answer = ask_for(state, node, &request, GROWTH + PATIENCE)?;
+    match answer.as_slice() {
+        [] => None,
+        answer if answer == DONE.as_bytes() => Some(Ok(())),
+        answer => Some(Err(Failure::Failed(
+            String::from_utf8_lossy(answer).into_owned(),
+        ))),
+    }
+}
+
+fn ask_for(state: &State, node: &str, request: &str, within: Duration) -> Option<Vec<u8>> {
+    let mut stream = UnixStream::connect(state.file(node, "status")).ok()?;
+    stream.set_read_timeout(Some(within)).ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.take(REPORT_MAX).read_to_end(&mut answer).ok()?;
+    Some(answer)
+}
+
 fn report(mut stream: UnixStream, report: &Report) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(&serde_json::to_vec(report)?)
@@ -71,9 +131,6 @@ fn report(mut stream: UnixStream, report: &Report) -> io::Result<()> {
 
 /// The status of a node of this host; `None` if it does not answer.
 pub fn ask(state: &State, node: &str) -> Option<Report> {
-    let stream = UnixStream::connect(state.file(node, "status")).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    let mut text = Vec::new();
-    stream.take(REPORT_MAX).read_to_end(&mut text).ok()?;
+    let text = ask_for(state, node, STATUS, PATIENCE)?;
     serde_json::from_slice(&text).ok()
 }

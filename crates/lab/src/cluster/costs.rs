@@ -150,6 +150,7 @@ impl Unit {
                 epoch: tail.epoch,
                 start: tail.number,
             }],
+            image: 0,
         };
         let machine = |node| Machine::new(node, clock(), image.clone(), 1);
         let options = Options {

@@ -368,6 +368,7 @@ impl Machine {
             }
         });
         let (seen, caught) = (watch.seen, watch.caught);
+        self.port.image = core.pool().image();
         let output = output.map_err(|failed| format!("member {}: {failed}", self.node))?;
         if let Some(moment) = caught {
             *lock(&self.armed) = Armed::default();

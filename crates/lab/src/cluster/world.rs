@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 mod checks;
 mod faults;
+mod grow;
 mod onesided;
 mod replace;
 
@@ -58,6 +59,8 @@ pub struct Setup {
     pub is_wide: bool,
     /// Whether all nodes learn of maps without an additional delay.
     pub is_punctual: bool,
+    /// When the operator asks for longer pools.
+    pub grows_at: Option<Time>,
 }
 
 impl Setup {
@@ -88,6 +91,7 @@ impl Setup {
             groups: false,
             is_wide: seed % 7 == 2,
             is_punctual: false,
+            grows_at: None,
         }
     }
 }
@@ -156,6 +160,8 @@ enum Event {
     StartClient(usize),
     /// The operator reads the map.
     Operator,
+    /// The operator proposes longer pools.
+    Grow,
 }
 
 impl Event {
@@ -221,7 +227,8 @@ impl World {
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);
-                Machine::new(node, clock, image.clone(), random.next_number())
+                let image = setup.with_room(image.clone());
+                Machine::new(node, clock, image, random.next_number())
             })
             .collect();
         let workers = (0..setup.clients)
@@ -242,6 +249,7 @@ impl World {
             members,
             metadata_only: setup.metadata_only.into_iter().collect(),
             lineage,
+            image: 0,
         };
         let (setup_members, setup_clients) = (setup.members, setup.clients);
         let mut world = World {
@@ -272,19 +280,27 @@ impl World {
             }
         }
         world.is_calm = world.plan.faults.is_empty() && world.map_lag.values().all(|lag| *lag == 0);
-        for member in 0..world.machines.len() {
-            world.queue.add(0, Event::StartMember(member));
+        world.queue_first();
+        Ok(world)
+    }
+
+    /// Queues the start of all processes, and the faults.
+    fn queue_first(&mut self) {
+        for member in 0..self.machines.len() {
+            self.queue.add(0, Event::StartMember(member));
         }
-        for client in 0..world.workers.len() {
-            world.queue.add(0, Event::StartClient(client));
+        for client in 0..self.workers.len() {
+            self.queue.add(0, Event::StartClient(client));
         }
-        for (index, planned) in world.plan.faults.iter().enumerate() {
+        if let Some(at) = self.setup.grows_at {
+            self.queue.add(at, Event::Grow);
+        }
+        for (index, planned) in self.plan.faults.iter().enumerate() {
             match planned.cue {
-                None => world.queue.add(planned.at, Event::fault(index)),
-                Some(_) => world.armed.push(index),
+                None => self.queue.add(planned.at, Event::fault(index)),
+                Some(_) => self.armed.push(index),
             }
         }
-        Ok(world)
     }
 
     /// Notes what happens, to be printed when the run fails.
@@ -424,6 +440,10 @@ impl World {
             }
             Event::Operator => {
                 self.operate(now);
+                Ok(())
+            }
+            Event::Grow => {
+                self.grow(now);
                 Ok(())
             }
         }

@@ -200,7 +200,16 @@ impl Member {
                 };
                 self.handle_range(now, fetch, arrived);
             }
-            Body::Welcome { from, position } => self.handle_welcome(now, request, from, position),
+            Body::Welcome {
+                from,
+                position,
+                image,
+            } => {
+                // Otherwise a part of the primary's image would not be refilled: this member asks again when it has grown.
+                if image <= self.map.image || self.defects.has(Defect::RefillBeforeGrowth) {
+                    self.handle_welcome(now, request, from, position);
+                }
+            }
             body => self.handle_key(&body),
         }
     }

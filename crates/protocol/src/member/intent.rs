@@ -184,6 +184,11 @@ pub enum Intent {
         /// The place.
         to: Sequence,
     },
+    /// Extend the image to so many bytes, if it is shorter: with groups that are empty, so in all pools the same.
+    GrowImage {
+        /// The length in bytes.
+        length: u64,
+    },
     /// Open the pool for changes, in this epoch.
     OpenForWriting {
         /// The epoch.

@@ -395,7 +395,13 @@ impl Member {
     pub(super) fn welcome(&mut self, to: NodeId, from: u64) {
         let position = self.primary().map_or(0, |primary| primary.position);
         let request = self.peer(to).map_or(0, |peer| peer.joins_since);
-        self.send_as(request, vec![to], Body::Welcome { from, position });
+        let image = self.map.image;
+        let welcome = Body::Welcome {
+            from,
+            position,
+            image,
+        };
+        self.send_as(request, vec![to], welcome);
     }
 
     pub(super) fn completed_as_primary(&mut self, now: u64, completion: Completion) {

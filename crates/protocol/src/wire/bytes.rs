@@ -120,6 +120,11 @@ impl Writer {
         self.bytes.extend(value.to_le_bytes());
     }
 
+    /// Appends eight bytes for each.
+    pub fn u64s(&mut self, values: &[u64]) {
+        values.iter().for_each(|value| self.u64(*value));
+    }
+
     /// Appends bytes behind their length.
     pub fn counted(&mut self, bytes: &[u8]) {
         self.u32(bytes.len() as u32);

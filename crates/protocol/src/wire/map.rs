@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  0 magic 2 | version 1 | zero 1 | crc 4 | map version 8
-//! 16 epoch 4 | primary 4 | count of members 1 | of epochs 1
-//! 26 members, 5 each: node 4 | 1 in sync + 2 metadata only
+//! 16 epoch 4 | primary 4 | bytes of the image 8 | count of members 1 | of epochs 1
+//! 34 members, 5 each: node 4 | 1 in sync + 2 metadata only
 //!    epochs, 12 each: epoch 4 | start 8
 //! ```
 
@@ -16,7 +16,7 @@ use pmem::checksum::crc32c_of;
 /// First two bytes of every map.
 const MAGIC: u16 = u16::from_le_bytes(*b"TM");
 /// Version of maps as bytes.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Where the checksum is: it covers all but itself.
 const CRC: std::ops::Range<usize> = 4..8;
 
@@ -34,6 +34,7 @@ impl UnitMap {
         to.u64(self.version);
         to.u32(self.epoch);
         to.u32(self.primary);
+        to.u64(self.image);
         to.u8(self.members.len() as u8);
         to.u8(self.lineage.len() as u8);
         for member in &self.members {
@@ -71,6 +72,7 @@ impl UnitMap {
             version: from.position()?,
             epoch: from.u32()?,
             primary: from.u32()?,
+            image: from.u64()?,
             ..UnitMap::default()
         };
         let (members, epochs) = (from.u8()?, from.u8()?);
@@ -133,6 +135,7 @@ mod tests {
                     start: 900,
                 },
             ],
+            image: 1 << 40,
         }
     }
 
@@ -166,7 +169,7 @@ mod tests {
         };
         assert!(decode(&nobody.encode()).is_err());
         let mut unknown = map().encode();
-        unknown[26 + 4] |= 4;
+        unknown[34 + 4] |= 4;
         seal_map(&mut unknown);
         assert_eq!(
             decode(&unknown),

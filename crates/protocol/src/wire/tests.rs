@@ -223,7 +223,7 @@ fn bodies() -> Vec<Body> {
             Body::Range { fetch: third, offset: LARGE, position: 64, skipped: u32::MAX, bytes: vec![9; 7] },
         ],
         Body::Join { .. } => [Body::Join { from: LARGE, version: u64::MAX }],
-        Body::Welcome { .. } => [Body::Welcome { from: LARGE, position: 1 }],
+        Body::Welcome { .. } => [Body::Welcome { from: LARGE, position: 1, image: LARGE }],
         Body::Candidate { .. } => [Body::Candidate { tail }],
         Body::Support { .. } => [Body::Support { tail, is_sound: true }],
         Body::OpenSession => [Body::OpenSession],
@@ -478,6 +478,7 @@ fn messages_of_another_cluster_are_dropped() {
         metadata_only: Vec::new(),
         in_sync: vec![1, 2],
         lineage: vec![crate::EpochStart { epoch: 1, start: 0 }],
+        image: 0,
     };
     let options = Options::default();
     let answers = |cluster| {

@@ -29,6 +29,7 @@ pub fn first_map() -> UnitMap {
         metadata_only: Vec::new(),
         in_sync: vec![0],
         lineage: vec![start],
+        image: 0,
     }
 }
 

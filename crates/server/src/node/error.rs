@@ -50,6 +50,14 @@ pub enum NodeError {
         /// The node.
         name: String,
     },
+    /// The pools of the unit do not become longer.
+    #[error("growing the pools of cluster {cluster} failed: {reason}")]
+    NotGrown {
+        /// The cluster's name.
+        cluster: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The pool failed while the node worked.
     #[error("pool {path} failed: {source}; check it with `tako check`")]
     Failed {

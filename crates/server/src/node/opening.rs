@@ -24,7 +24,7 @@ pub fn store_options() -> store::Options {
 }
 
 /// Format of the pools of the cluster's unit.
-fn format_of(map: &ClusterMap, metadata_only: bool) -> MemberFormat {
+pub fn format_of(map: &ClusterMap, metadata_only: bool) -> MemberFormat {
     let format = map.unit(UNIT).map(|unit| unit.format.clone());
     let format = format.unwrap_or_default();
     MemberFormat {

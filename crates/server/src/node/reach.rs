@@ -142,12 +142,18 @@ impl Reach {
 
     /// The node has left the unit: its memory is not the unit's any more.
     pub fn close_all(&mut self, messenger: &mut Messenger, peers: &mut Peers) {
-        for (session, key) in std::mem::take(&mut self.keys) {
-            if let Some(export) = key.export {
-                messenger.close(export.link);
-                peers.remove(export.link);
-                self.end(session, export, messenger);
-            }
+        self.close_exports(messenger, peers);
+        self.keys.clear();
+    }
+
+    /// The image is longer than what clients have: they connect again, and have the new one exported.
+    pub fn close_exports(&mut self, messenger: &mut Messenger, peers: &mut Peers) {
+        let taken = |(session, key): (&u64, &mut Key)| Some((*session, key.export.take()?));
+        let exports: Vec<_> = self.keys.iter_mut().filter_map(taken).collect();
+        for (session, export) in exports {
+            messenger.close(export.link);
+            peers.remove(export.link);
+            self.end(session, export, messenger);
         }
     }
 

@@ -114,7 +114,7 @@ fn new_map(config: &NodeConfig, cluster: Option<Uuid>) -> Result<ClusterMap, Nod
 }
 
 /// Changes the map until `change` has nothing to change.
-fn update(
+pub fn update(
     membership: &dyn Membership,
     change: impl Fn(&ClusterMap) -> Option<ClusterMap>,
 ) -> Result<ClusterMap, MembershipError> {

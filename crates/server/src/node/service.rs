@@ -13,6 +13,7 @@ use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
 use super::absence::Absence;
 use super::group::{Around, Groups};
+use super::growth::Growing;
 use super::inside::{Outbox, Shared};
 use super::peers::Peers;
 use super::reach::{NotReached, Port, Reach};
@@ -42,6 +43,7 @@ pub struct Service {
     groups: Groups,
     epochs: EpochRule,
     tasks: Sender<Task>,
+    growing: Growing,
     log: Log,
     timer: Option<u64>,
     refreshed_at: u64,
@@ -65,7 +67,7 @@ impl Service {
         (id, map): (NodeId, ClusterMap),
         core: Core,
         messenger: Messenger,
-        (inputs, tasks): (Receiver<Input>, Sender<Task>),
+        (inputs, tasks, growing): (Receiver<Input>, Sender<Task>, Growing),
         log: Log,
     ) -> Service {
         Service {
@@ -83,6 +85,7 @@ impl Service {
             absence: Absence::default(),
             epochs: EpochRule::default(),
             tasks,
+            growing,
             log,
             timer: None,
             refreshed_at: 0,
@@ -574,7 +577,13 @@ impl Service {
         if !unit.members.contains(&self.id) {
             self.reach.close_all(&mut self.messenger, &mut self.peers);
         }
+        let image = self.core.pool().image();
+        self.growing.take_map(&self.map, image.start);
         self.step(now, |member, now| member.handle_map(now, unit))?;
+        if self.core.pool().image() != image {
+            self.reach
+                .close_exports(&mut self.messenger, &mut self.peers);
+        }
         // Clients have no membership: they learn it from here.
         for link in self.peers.clients() {
             self.send_map(link);

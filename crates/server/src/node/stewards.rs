@@ -12,7 +12,7 @@ use crate::membership::{Membership, MembershipError};
 /// The watcher polls a map that does not change this often.
 const WATCH_FOR: Duration = Duration::from_secs(30);
 /// Pause after membership has failed.
-const RETRY: Duration = Duration::from_millis(250);
+pub const RETRY: Duration = Duration::from_millis(250);
 
 /// Work of the proposer.
 pub enum Task {

@@ -1,4 +1,12 @@
 //! Growing a pool while it is open.
+//!
+//! Groups stay where they are, those after them are new; the last one, if it was short, gets the rest of its blocks; their bits
+//! and checksums exist already. New groups are the same bytes in every pool, so the members of a unit grow each by itself.
+//!
+//! **A crash on the way** leaves the pool as long as it was, until the first superblock is written: what lies behind the old
+//! image means nothing, and the ring's records are of blocks that were there. The second copy is written before it. As long as
+//! the first one is whole it counts. If it is damaged between the two, the second one describes a pool that is as good:
+//! nothing was put into the new part yet but empty groups. No record names the new part before both are persistent.
 
 use zerocopy::IntoBytes;
 
@@ -6,51 +14,99 @@ use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::placement::ImageLayout;
 use crate::format::superblock::{SUPERBLOCKS, Superblock};
+use crate::image::Image;
 use crate::image::create::{format_group, reserved_blocks};
 use crate::store::Store;
 
+impl Superblock {
+    /// The layout of the image when it has grown to at most so many blocks.
+    fn grown(&self, blocks: u64) -> Result<ImageLayout> {
+        let grown = ImageLayout::new(blocks, self.blocks_per_group, self.inodes_per_group);
+        let own = self.image_length / BLOCK as u64;
+        let grown = grown.filter(|grown| grown.blocks() >= own);
+        grown.ok_or(Error::BadGeometry("a pool does not get smaller"))
+    }
+
+    /// The layout of the image when it has grown to exactly so many bytes, for which the region has room. `None` if it is as long.
+    pub(crate) fn grown_to(
+        &self,
+        image_length: u64,
+        region_length: u64,
+    ) -> Result<Option<ImageLayout>> {
+        if image_length <= self.image_length {
+            return Ok(None);
+        }
+        let grown = self.grown(image_length / BLOCK as u64)?;
+        let end = self.image_offset.checked_add(image_length);
+        if grown.blocks() * BLOCK as u64 != image_length {
+            return Err(Error::BadGeometry("no image is as long as that"));
+        }
+        if end.is_none_or(|end| end > region_length) {
+            return Err(Error::BadGeometry("the pool is too short for the image"));
+        }
+        Ok(Some(grown))
+    }
+}
+
+/// Formats the new groups of an image that grows.
+pub fn format_new_groups(image: &Image, grown: &ImageLayout) {
+    for number in image.layout.groups()..grown.groups() {
+        format_group(image.region(), image.start(), grown, number);
+    }
+    image.region().fence();
+}
+
+/// Makes a grown image persistent; returns the new superblock.
+pub fn write_superblock(image: &Image, own: &Superblock, grown: &ImageLayout) -> Superblock {
+    let region = image.region();
+    let mut superblock = Superblock {
+        pool_length: region.length(),
+        image_length: grown.blocks() * BLOCK as u64,
+        reserved_blocks: reserved_blocks(grown).max(own.reserved_blocks),
+        ..*own
+    };
+    superblock.crc = superblock.checksum();
+    for offset in SUPERBLOCKS.into_iter().rev() {
+        region.write_flushed(offset, superblock.as_bytes());
+        region.fence();
+    }
+    superblock
+}
+
 impl Store {
-    /// Extends the pool to its whole region, which may have become longer. Other threads continue to read and write
-    /// meanwhile. Its groups stay where they are, those after them are new; the last one, if it was short, gets the
-    /// rest of its blocks; their bits and checksums exist already.
-    ///
-    /// **A crash on the way** leaves the pool as long as it was, until the first superblock is written: what lies behind
-    /// the old image means nothing, and the ring's records are of blocks that were there. The second copy is written
-    /// before it. As long as the first one is whole it counts. If it is damaged between the two, the second one describes
-    /// a pool that is as good: nothing was put into the new part yet but empty groups. Nothing is given out of that before
-    /// both are persistent, so no record names it earlier.
+    /// Extends the pool to its whole region, which may have become longer. Other threads continue to read and write meanwhile.
     ///
     /// # Errors
     /// [`Error::OfUnit`]; [`Error::Corrupt`] if the last group's header is damaged. Nothing has changed then.
     pub fn grow(&self) -> Result<Superblock> {
-        let (image, allocator) = (&self.shared.image, &self.shared.allocator);
         let mut own = self.superblock.lock();
         own.check_alone()?;
         if self.shared.deferred_frees.is_some() {
             return Err(Error::OfUnit);
         }
-        let region = image.region();
-        let pool_length = region.length();
-        let blocks = (pool_length - own.image_offset) / BLOCK as u64;
-        let grown = ImageLayout::new(blocks, own.blocks_per_group, own.inodes_per_group);
-        let grown = grown.filter(|grown| grown.blocks() >= image.layout.blocks());
-        let grown = grown.ok_or(Error::BadGeometry("a pool does not get smaller"))?;
-        for number in image.layout.groups()..grown.groups() {
-            format_group(region, own.image_offset, &grown, number);
+        let room = self.shared.image.region().length() - own.image_offset;
+        let grown = own.grown(room / BLOCK as u64)?;
+        self.extend(&mut own, &grown)
+    }
+
+    /// Extends the image of a unit's pool to so many bytes, if it is shorter. The region is long enough.
+    ///
+    /// # Errors
+    /// [`Error::BadGeometry`]; [`Error::Corrupt`] if the last group's header is damaged. Nothing has changed then.
+    pub fn grow_image(&self, image_length: u64) -> Result<()> {
+        let mut own = self.superblock.lock();
+        let room = self.shared.image.region().length();
+        match own.grown_to(image_length, room)? {
+            Some(grown) => self.extend(&mut own, &grown).map(|_| ()),
+            None => Ok(()),
         }
-        region.fence();
-        let more = allocator.load_more(image, &grown)?;
-        let mut superblock = Superblock {
-            pool_length,
-            image_length: grown.blocks() * BLOCK as u64,
-            reserved_blocks: reserved_blocks(&grown).max(own.reserved_blocks),
-            ..*own
-        };
-        superblock.crc = superblock.checksum();
-        for offset in SUPERBLOCKS.into_iter().rev() {
-            region.write_flushed(offset, superblock.as_bytes());
-            region.fence();
-        }
+    }
+
+    fn extend(&self, own: &mut Superblock, grown: &ImageLayout) -> Result<Superblock> {
+        let (image, allocator) = (&self.shared.image, &self.shared.allocator);
+        format_new_groups(image, grown);
+        let more = allocator.load_more(image, grown)?;
+        let superblock = write_superblock(image, own, grown);
         // First the places, then what leads there.
         image.grow(grown.blocks());
         allocator.grow(more, superblock.reserved_blocks);

@@ -4,6 +4,7 @@
 //! A replica makes no records and allocates nothing. Its ring, its recovery and the reuse of its ring space are those of
 //! any pool; taking over is opening it for writing.
 
+mod grow;
 mod ingest;
 mod judge;
 mod member;

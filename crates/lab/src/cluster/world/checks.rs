@@ -387,6 +387,7 @@ impl World {
             return Err(format!("client {} was refused a read", worker.node));
         }
         self.examine_pools()?;
+        self.examine_lengths()?;
         self.examine_maps()?;
         self.examine_leaks()?;
         let mut lost = std::mem::take(&mut self.lost);

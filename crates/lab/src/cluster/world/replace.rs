@@ -45,7 +45,7 @@ impl World {
             self.queue.add(now + LATER_NS, again);
             return Ok(());
         }
-        let image = template::spare()?;
+        let image = self.setup.with_room(template::spare()?);
         let mut random = Random::new(self.setup.seed ^ SPARE);
         let (spare, own_clock) = (self.machines.len() as u32, clock(&mut random));
         let machine = Machine::new(spare, own_clock, image, random.next_number());
