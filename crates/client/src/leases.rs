@@ -26,6 +26,18 @@ pub(crate) struct Kept {
     pub(crate) covers: Covers,
 }
 
+/// A cache of outcomes under leases, which are renewed while it is used.
+pub trait Renewable: Send + Sync {
+    /// Inodes with leases that are to last longer.
+    fn to_renew(&self, now: Instant) -> Vec<u64>;
+
+    /// The leases of these inodes last until then. Contents that have ended stay so.
+    fn renewed(&self, inodes: &[u64], until: Instant);
+
+    /// The lease of an inode is recalled: its contents are not used any more.
+    fn recalled(&self, inode: u64);
+}
+
 /// How long parts of an outcome may be cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Validity {

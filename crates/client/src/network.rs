@@ -39,7 +39,7 @@ use self::call::{Call, Waited};
 use self::connection::Connection;
 pub use self::error::Error;
 pub use self::inside::Inside;
-use crate::leases::{Listener, RecallListener};
+use crate::leases::{Listener, RecallListener, Renewable};
 use crate::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
 
 /// Access to a network, and time limits of calls.
@@ -250,6 +250,11 @@ impl Requests for Network {
             // The leader sends it, or the keeper after it.
             None => self.shared.handle.wake(),
         }
+    }
+
+    fn set_cache(&self, cache: Arc<dyn Renewable>) {
+        self.shared
+            .with_connection(|connection| connection.set_cache(cache));
     }
 
     fn await_turns(&self, listener: Option<TurnListener>) {

@@ -9,7 +9,7 @@ use operations::{Acknowledge, FileId, Held, Operation, Outcome};
 use parking_lot::Mutex;
 use protocol::client::Recalled;
 
-use crate::leases::RecallListener;
+use crate::leases::{RecallListener, Renewable};
 
 /// Executes operations in a cluster, in one session.
 ///
@@ -38,6 +38,9 @@ pub trait Requests: Send + Sync {
 
     /// Reports that the caches have dropped the recalled contents.
     fn invalidated(&self, _recalled: Recalled) {}
+
+    /// Sets a cache of outcomes. While the session is granted leases, it renews those that the cache uses.
+    fn set_cache(&self, _cache: Arc<dyn Renewable>) {}
 
     /// Sets what takes turns, or nothing: from then on the session listens for them, or not.
     fn await_turns(&self, _listener: Option<TurnListener>) {}

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::defects::{Defect, Defects};
-use crate::leases::Covers;
 use crate::leases::holder::Holder;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::member::READS_MAX;
@@ -20,6 +19,7 @@ use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 use early::early_outcome;
+pub use keeping::{Keep, Recalled};
 
 /// Identifies a request.
 pub type Ticket = u64;
@@ -49,6 +49,13 @@ pub enum Event {
     },
     /// The caches have to drop their contents of an inode, and then [`Client::invalidated`] is called.
     Recalled(Recalled),
+    /// Contents that are kept under leases of these inodes, and have not ended, may be kept until then.
+    Renewed {
+        /// The inodes.
+        inodes: Vec<u64>,
+        /// New end of the leases, by this client's clock.
+        until: u64,
+    },
     /// The lock of a wait is free, and reserved for its owner for a while.
     LockTurn {
         /// Number of the wait.
@@ -56,28 +63,6 @@ pub enum Event {
     },
     /// The session has expired, and with it its locks and everything in flight.
     SessionOver,
-}
-
-/// How long the contents of an outcome may be cached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Keep {
-    /// End, by this client's clock.
-    pub until: u64,
-    /// The covered contents.
-    pub covers: Covers,
-}
-
-/// A lease that has to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recalled {
-    /// The inode.
-    pub inode: u64,
-    /// Names in this directory may be kept, besides its attributes.
-    pub has_entries: bool,
-    /// Epoch of the primary that recalls it.
-    pub epoch: u32,
-    /// Number of the recall in its epoch.
-    pub number: u64,
 }
 
 /// Which side moves the data of reads and writes.
@@ -312,6 +297,7 @@ impl Client {
                 self.drop_confirmed(epoch, confirmed);
             }
             Body::Recall { inode, number } => self.recalled(now, inode, number),
+            Body::Renewed { lasts_ns, inodes } => self.renewed(now, request, lasts_ns, inodes),
             Body::LockTurn { wait } => self.events.push_back(Event::LockTurn { wait }),
             Body::Alive {
                 confirmed,

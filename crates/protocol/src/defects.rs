@@ -125,6 +125,12 @@ pub enum Defect {
     CreateWithoutRecall,
     /// An answer to a recall ends also leases that were granted later.
     AnswerEndsNewLease,
+    /// A late renewal begins a lease again that has ended.
+    ReviveLease,
+    /// The primary answers a renewal and keeps the former end of the lease.
+    ForgetRenewal,
+    /// A lease is renewed for longer than the primary's own leases last.
+    RenewBeyondLease,
     /// When there are too many leases the primary forgets one, and does not recall it.
     ForgetLease,
     /// Pages of a file are kept though its attributes show another version.
@@ -155,7 +161,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 65] = [
+    pub const ALL: [Defect; 68] = [
         Defect::TakeNeighboursPosition,
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
@@ -217,6 +223,9 @@ impl Defect {
         Defect::KeepMissingNames,
         Defect::CreateWithoutRecall,
         Defect::AnswerEndsNewLease,
+        Defect::ReviveLease,
+        Defect::ForgetRenewal,
+        Defect::RenewBeyondLease,
         Defect::ForgetLease,
         Defect::KeepOldPages,
         Defect::DropPagesAfterAnswer,

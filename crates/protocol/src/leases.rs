@@ -125,7 +125,7 @@ pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
 
 /// The inodes that a change names: no other session may cache their contents while it is executed. Access times are not
 /// cached.
-pub(crate) fn changed(operation: &Operation) -> Vec<u64> {
+pub fn changed(operation: &Operation) -> Vec<u64> {
     match operation {
         Operation::SetAttributes { file, .. }
         | Operation::SetFlags { file, .. }
@@ -152,7 +152,7 @@ pub(crate) fn changed(operation: &Operation) -> Vec<u64> {
 }
 
 /// Names of files that a change also changes.
-pub(crate) fn changed_names(operation: &Operation) -> Vec<(FileId, Vec<u8>)> {
+pub fn changed_names(operation: &Operation) -> Vec<(FileId, Vec<u8>)> {
     match operation {
         Operation::Unlink { directory, name } | Operation::RemoveDirectory { directory, name } => {
             vec![(*directory, name.clone())]

@@ -18,6 +18,7 @@ mod frame;
 mod group;
 mod map;
 mod operation;
+mod renewal;
 
 pub use envelope::Envelope;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -29,6 +30,7 @@ pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{
     Acknowledge, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome, RECORD_DATA_MAX,
 };
+pub use renewal::RENEWED_MAX;
 
 use std::sync::Arc;
 
@@ -41,7 +43,7 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
@@ -281,6 +283,18 @@ pub enum Body {
         /// The number of the recall.
         number: u64,
     },
+    /// The session uses these leases: they are to last longer.
+    Renew {
+        /// Their inodes.
+        inodes: Vec<u64>,
+    },
+    /// Answer to it.
+    Renewed {
+        /// They end this long after the question was sent, by any clock.
+        lasts_ns: u64,
+        /// Inodes of the leases that were extended.
+        inodes: Vec<u64>,
+    },
     /// From the primary: the lock of a wait is free, and reserved for its owner.
     LockTurn {
         /// Number of the wait.
@@ -362,6 +376,7 @@ impl Body {
             | Body::Reach { .. }
             | Body::Request { .. }
             | Body::Recall { .. }
+            | Body::Renew { .. }
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
             | Body::Records { .. }
@@ -383,6 +398,7 @@ impl Body {
             | Body::Map { .. }
             | Body::Reply { .. }
             | Body::RecallAnswer { .. }
+            | Body::Renewed { .. }
             | Body::LockTurn { .. }
             | Body::Resumed { .. } => Mode::NoReply,
         }
@@ -424,6 +440,8 @@ impl Body {
             Body::Recall { .. } => 44,
             Body::RecallAnswer { .. } => 45,
             Body::LockTurn { .. } => 46,
+            Body::Renew { .. } => renewal::RENEW,
+            Body::Renewed { .. } => renewal::RENEWED,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
             Body::Reach { .. } => REACH,
@@ -485,9 +503,9 @@ impl Body {
                 to.u32(*skipped);
                 to.counted(bytes);
             }
-            Body::Candidate { tail } => write_sequence(to, *tail),
+            Body::Candidate { tail } => to.sequence(*tail),
             Body::Support { tail, is_sound } => {
-                write_sequence(to, *tail);
+                to.sequence(*tail);
                 to.u8((*is_sound).into());
             }
             _ => self.write_of_client(to),
@@ -577,6 +595,7 @@ impl Body {
                 to.u64(*key);
                 to.u8((*writes).into());
             }
+            Body::Renew { .. } | Body::Renewed { .. } => self.write_of_renewal(to),
             _ => self.write_of_group(to),
         }
     }
@@ -605,12 +624,12 @@ impl Body {
                 from: from.position()?,
             },
             6 => Body::Fetch {
-                fetch: read_fetch(from)?,
+                fetch: from.fetch()?,
                 offset: from.u64()?,
                 length: from.u32()?,
             },
             7 => Body::Range {
-                fetch: read_fetch(from)?,
+                fetch: from.fetch()?,
                 offset: from.u64()?,
                 position: from.position()?,
                 skipped: from.u32()?,
@@ -626,10 +645,10 @@ impl Body {
                 image: from.u64()?,
             },
             10 => Body::Candidate {
-                tail: read_sequence(from)?,
+                tail: from.sequence()?,
             },
             11 => Body::Support {
-                tail: read_sequence(from)?,
+                tail: from.sequence()?,
                 is_sound: from.flag()?,
             },
             12 => Body::OpenKey {
@@ -731,6 +750,7 @@ impl Body {
                 number: from.position()?,
             },
             46 => Body::LockTurn { wait: from.u64()? },
+            renewal::RENEW | renewal::RENEWED => renewal::read(kind, from)?,
             _ => Body::read_of_group(kind, from)?,
         })
     }
@@ -762,27 +782,6 @@ fn read_grant(from: &mut Reader<'_>) -> Result<Grant, Malformed> {
         lasts_ns: from.position()?,
         covers: Covers::from_bits(from.u8()?).ok_or(Malformed("its lease covers nothing known"))?,
     })
-}
-
-fn write_sequence(to: &mut Writer, sequence: Sequence) {
-    to.u32(sequence.epoch);
-    to.u64(sequence.number);
-}
-
-fn read_sequence(from: &mut Reader<'_>) -> Result<Sequence, Malformed> {
-    Ok(Sequence {
-        epoch: from.u32()?,
-        number: from.position()?,
-    })
-}
-
-fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
-    match from.u8()? {
-        0 => Ok(Fetch::Data),
-        1 => Ok(Fetch::Refill),
-        2 => Ok(Fetch::Metadata),
-        _ => Err(Malformed("it fetches nothing known")),
-    }
 }
 
 /// Whether this is a message about the cluster or the connection, [`Body::Hello`], [`Body::Map`] or [`Body::Reach`]: it

@@ -72,7 +72,7 @@ impl Scene {
         let error = |event| match event {
             Event::Done { outcome, .. } => outcome.error,
             Event::SessionOver => Some(ErrorCode::SessionEnded),
-            Event::Recalled(_) | Event::LockTurn { .. } => None,
+            Event::Recalled(_) | Event::Renewed { .. } | Event::LockTurn { .. } => None,
         };
         events.map(error).collect()
     }

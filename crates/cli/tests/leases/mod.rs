@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -309,5 +309,57 @@ fn listings_are_kept_by_version() {
             let names: Vec<_> = listed.map(|it| it.expect("an entry").file_name()).collect();
             assert_eq!(names, [name.as_str()]);
         }
+    }
+}
+
+/// Longer than a lease lasts without a renewal.
+const SEVERAL_LEASES: Duration = Duration::from_millis(2500);
+
+/// The kernel asks for each file again in each second, and the mount answers by itself. A busy machine may miss a renewal.
+#[test]
+fn leases_in_use_are_renewed_without_requests_for_each_file() {
+    const FILES: u64 = 400;
+    let cluster = cluster();
+    let mount = Mount::new(&cluster, "a");
+    let paths: Vec<PathBuf> = (0..FILES).map(|it| mount.path(&it.to_string())).collect();
+    for path in &paths {
+        fs::write(path, "x").expect("a write");
+    }
+    let start = Instant::now();
+    loop {
+        let before = messages(&cluster);
+        let window = Instant::now();
+        while window.elapsed() < SEVERAL_LEASES {
+            assert!(paths.iter().all(|path| size(path) == 1));
+            assert!(!exists(&mount.path("new")));
+        }
+        let sent = messages(&cluster) - before;
+        if sent < FILES {
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{sent} messages");
+    }
+}
+
+#[test]
+fn renewed_leases_are_recalled_and_do_not_outlive_the_primary() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    for (round, kills) in [false, true].into_iter().enumerate() {
+        let (name, new) = (format!("file{round}"), format!("new{round}"));
+        fs::write(two.path(&name), "x").expect("a write");
+        let window = Instant::now();
+        while window.elapsed() < SEVERAL_LEASES {
+            assert!(size(&one.path(&name)) == 1 && !exists(&one.path(&new)));
+        }
+        if kills {
+            kill(crate::primary(&cluster.status()), Signal::KILL);
+        }
+        fs::write(two.path(&name), "xyz").expect("a write");
+        assert_eq!(size(&one.path(&name)), 3);
+        fs::write(two.path(&new), "y").expect("a new file");
+        assert!(exists(&one.path(&new)));
+        fs::remove_file(two.path(&name)).expect("an unlink");
+        assert!(!exists(&one.path(&name)));
     }
 }

@@ -4,6 +4,7 @@
 //! each number as long as the kernel or an open file refers to it, and the holds that the session has of it.
 
 mod attributes;
+mod cache;
 mod changed;
 mod data;
 mod locks;
@@ -24,8 +25,9 @@ use operations::{
 };
 
 use super::Result;
-use crate::leases::{Recall, RecallListener};
+use crate::leases::{self, Recall, RecallListener};
 use crate::{Cause, Interrupt, RequestError, Requests};
+use cache::Cache;
 use changed::Changed;
 use table::Table;
 
@@ -46,6 +48,7 @@ struct RemoteSession {
     root: FileId,
     table: Arc<Table>,
     changed: Arc<Changed>,
+    cache: Arc<Cache>,
     /// Longest write that is one change, in bytes, once the primary has reported it; 0 before.
     write_max: AtomicUsize,
 }
@@ -70,12 +73,15 @@ impl Remote {
         let table = Arc::new(Table::default());
         let holds = table.clone();
         requests.set_holds(Box::new(move || holds.holds()));
+        let cache = Arc::new(Cache::new());
+        requests.set_cache(cache.clone());
         Remote(Arc::new(RemoteSession {
             root: requests.root(),
             requests,
             acknowledge,
             table,
             changed: Arc::default(),
+            cache,
             write_max: AtomicUsize::new(0),
         }))
     }
@@ -155,6 +161,9 @@ impl Remote {
             });
             take
         });
+        // A write that is acknowledged before it is executed may be overtaken by a lookup.
+        let is_ordered = self.0.acknowledge != Acknowledge::Sent;
+        self.0.cache.turn(listener.is_some() && is_ordered);
         self.0.requests.set_recalls(listener);
     }
 
@@ -171,8 +180,15 @@ impl Remote {
         if operation.validate().is_err() {
             return Err(refusal(&operation).into());
         }
-        let outcome = self.0.requests.call(operation, self.0.acknowledge)?;
-        Ok(outcome.into_result()?)
+        let cache = &self.0.cache;
+        if let Some((outcome, kept)) = cache.find(&operation) {
+            leases::note(Some(kept));
+            return Ok(outcome.into_result()?);
+        }
+        let work = cache.begin(&operation);
+        let outcome = self.0.requests.call(operation, self.0.acknowledge);
+        cache.end(work, outcome.as_ref().ok(), leases::last());
+        Ok(outcome?.into_result()?)
     }
 
     fn number(&self, file: FileId) -> u64 {

@@ -18,7 +18,7 @@ use super::inside::Entry;
 use super::links::{Dialed, Links};
 use super::reach::Reach;
 use super::{Error, Options};
-use crate::leases::{Kept, Listener};
+use crate::leases::{Kept, Listener, Renewable};
 use crate::{HoldsSource, TurnListener};
 
 /// Members are asked for the map so often while the primary is not linked.
@@ -27,6 +27,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_millis(250);
 /// Links are polled at least so often while calls go to a node in this process.
 const POLL_EVERY: Duration = Duration::from_millis(5);
+/// Leases that are used are renewed so often.
+const RENEW_EVERY: Duration = Duration::from_millis(200);
 /// It is reported as unreachable after this long.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
@@ -50,6 +52,9 @@ pub struct Connection {
     held_by: Option<u64>,
     /// Receiver of recalls: leases are requested while there is one.
     listener: Listener,
+    /// A cache under leases, and when they are renewed next.
+    cache: Option<Arc<dyn Renewable>>,
+    renew_at: Instant,
     /// The way to a node in this process.
     entry: Option<Entry>,
     /// When the links were polled.
@@ -99,6 +104,8 @@ impl Connection {
             holds: None,
             held_by: None,
             listener: Listener::default(),
+            cache: None,
+            renew_at: now,
             turns: Arc::default(),
             events: Vec::new(),
             options,
@@ -137,6 +144,25 @@ impl Connection {
     pub fn answer_recalls(&mut self, invalidated: &mut Vec<Recalled>) {
         for recalled in invalidated.drain(..) {
             self.client.invalidated(recalled);
+        }
+    }
+
+    pub fn set_cache(&mut self, cache: Arc<dyn Renewable>) {
+        self.cache = Some(cache);
+    }
+
+    /// Whether leases may have to be renewed.
+    fn renews(&self) -> bool {
+        self.cache.is_some() && self.client.leases_until() > self.now()
+    }
+
+    /// Asks for more time for leases that are used.
+    fn renew(&mut self, now: Instant) {
+        if now >= self.renew_at && self.renews() {
+            self.renew_at = now + RENEW_EVERY;
+            let inodes = self.cache.as_ref().map(|cache| cache.to_renew(now));
+            let at = self.now();
+            self.client.renew(at, &inodes.unwrap_or_default());
         }
     }
 
@@ -274,10 +300,13 @@ impl Connection {
                         call.deliver(outcome, self.kept(keep));
                     }
                 }
-                ClientEvent::Recalled(recalled) => match &*self.listener.lock() {
-                    Some(listener) => listener(recalled),
-                    None => self.client.invalidated(recalled),
-                },
+                ClientEvent::Recalled(recalled) => self.recalled(recalled),
+                ClientEvent::Renewed { inodes, until } => {
+                    let until = self.start + Duration::from_nanos(until);
+                    if let Some(cache) = &self.cache {
+                        cache.renewed(&inodes, until);
+                    }
+                }
                 ClientEvent::LockTurn { wait } => {
                     if let Some(listener) = &*self.turns.lock() {
                         listener(wait);
@@ -285,6 +314,16 @@ impl Connection {
                 }
                 ClientEvent::SessionOver => {}
             }
+        }
+    }
+
+    fn recalled(&mut self, recalled: Recalled) {
+        if let Some(cache) = &self.cache {
+            cache.recalled(recalled.inode);
+        }
+        match &*self.listener.lock() {
+            Some(listener) => listener(recalled),
+            None => self.client.invalidated(recalled),
         }
     }
 
@@ -362,6 +401,7 @@ impl Connection {
         self.links.dial(now, &self.map, &mut self.messenger);
         self.ask_for_map(now);
         self.report(now);
+        self.renew(now);
         self.pump();
         if !most.is_zero() && self.drive() {
             return self.pump();
@@ -394,8 +434,9 @@ impl Connection {
             let quiet = self.heard_at + QUIET;
             quiet.max(self.asked_at + QUIET)
         });
+        let renew = self.renews().then_some(self.renew_at);
         let late = Instant::now() + super::KEEPER_EVERY;
-        [client, dial, ask, quiet]
+        [client, dial, ask, quiet, renew]
             .into_iter()
             .flatten()
             .fold(late, Instant::min)

@@ -15,6 +15,11 @@ use super::workload::ROOT;
 /// Recalls of which one is answered late, or not before the lease has ended.
 const LATE_ONE_IN: usize = 12;
 
+/// Steps of a machine of which one renews leases.
+const RENEW_ONE_IN: usize = 4;
+/// Leases are renewed when so much of their time is left.
+const RENEW_BEFORE: u64 = 800 * MILLISECOND;
+
 /// An outcome that is kept.
 struct Kept {
     operation: Operation,
@@ -227,6 +232,35 @@ impl Keeping {
         let kept = self.kept.values().flatten();
         let valid: Vec<&Kept> = kept.filter(|it| local < it.until).collect();
         (!valid.is_empty()).then(|| random.pick(&valid).operation.clone())
+    }
+
+    /// Inodes with leases that end soon, if they are to be renewed now.
+    pub fn to_renew(&self, local: u64, random: &mut Random) -> Vec<u64> {
+        let ends_soon = |until: u64| local < until && until < local + RENEW_BEFORE;
+        let kept = self.kept.iter();
+        let of_names = kept.filter(|(_, of_inode)| of_inode.iter().any(|it| ends_soon(it.until)));
+        let pages = self.pages.iter().filter(|(_, it)| ends_soon(it.until));
+        let inodes = of_names.map(|(inode, _)| *inode);
+        let inodes: Vec<u64> = inodes.chain(pages.map(|(inode, _)| *inode)).collect();
+        match !inodes.is_empty() && random.below(RENEW_ONE_IN) == 0 {
+            true => inodes,
+            false => Vec::new(),
+        }
+    }
+
+    /// Leases were extended: what is kept under them, and has not ended, lasts longer.
+    pub fn renewed(&mut self, local: u64, inodes: &[u64], until: u64, defects: &Defects) {
+        let lasts = |end: u64| local < end || defects.has(Defect::ReviveLease);
+        for inode in inodes {
+            let kept = self.kept.get_mut(inode).into_iter().flatten();
+            for kept in kept.filter(|it| lasts(it.until)) {
+                kept.until = kept.until.max(until);
+            }
+            let pages = self.pages.get_mut(inode);
+            if let Some(pages) = pages.filter(|it| it.until > 0 && lasts(it.until)) {
+                pages.until = pages.until.max(until);
+            }
+        }
     }
 
     /// A lease is recalled: the caches take a moment to drop their contents.

@@ -277,6 +277,8 @@ impl Worker {
         let (identity, waits) = (self.identity(), &mut lost.waits);
         self.locks.on_time(identity, now, &self.defects, waits);
         input(&mut client, local);
+        let renewed = self.keeping.to_renew(local, &mut self.chance);
+        client.renew(local, &renewed);
         if client.fresh_until() != self.fresh_until.0 {
             let until = client.fresh_until();
             self.fresh_until = (until, self.clock.instant(until));
@@ -293,6 +295,9 @@ impl Worker {
                 }
                 Event::Recalled(recalled) => {
                     self.keeping.recall(now, recalled, &mut self.chance);
+                }
+                Event::Renewed { inodes, until } => {
+                    self.keeping.renewed(local, &inodes, until, &self.defects);
                 }
                 Event::LockTurn { wait } => self.locks.has_turn(wait),
                 Event::SessionOver => self.lose(now, now, lost),

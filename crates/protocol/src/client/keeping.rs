@@ -1,10 +1,32 @@
 //! Client caches of outcomes of reads: valid as long as there are leases.
 
-use super::{Client, Event, Keep, Pending, Recalled};
+use super::{Client, Event, Pending};
 use crate::defects::Defect;
 use crate::leases::holder::Step;
-use crate::leases::{Grant, shown};
-use crate::wire::{Body, Outcome};
+use crate::leases::{Covers, Grant, shown};
+use crate::wire::{Body, Outcome, RENEWED_MAX};
+
+/// How long the contents of an outcome may be cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// End, by this client's clock.
+    pub until: u64,
+    /// The covered contents.
+    pub covers: Covers,
+}
+
+/// A lease that has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    /// The inode.
+    pub inode: u64,
+    /// Names in this directory may be kept, besides its attributes.
+    pub has_entries: bool,
+    /// Epoch of the primary that recalls it.
+    pub epoch: u32,
+    /// Number of the recall in its epoch.
+    pub number: u64,
+}
 
 impl Client {
     /// Asks for leases from now on. Its user has to call [`Client::invalidated`] after each [`Event::Recalled`].
@@ -66,6 +88,28 @@ impl Client {
                     self.answer_recall(inode, number);
                 }
             }
+        }
+    }
+
+    /// Asks for more time for the leases of these inodes. [`Event::Renewed`] reports those that were extended.
+    pub fn renew(&mut self, now: u64, inodes: &[u64]) {
+        let Some(session) = self.session().filter(|_| self.keeps && self.is_resumed) else {
+            return;
+        };
+        let held: Vec<u64> = self.leases.held(now, inodes).collect();
+        for part in held.chunks(RENEWED_MAX) {
+            let inodes = part.to_vec();
+            self.send(session, now, Body::Renew { inodes });
+        }
+    }
+
+    /// Leases were extended. Their time counts from when that was asked for.
+    pub(super) fn renewed(&mut self, now: u64, asked_at: u64, lasts_ns: u64, inodes: Vec<u64>) {
+        let until = asked_at.min(now).saturating_add(lasts_ns);
+        let revives = self.defects.has(Defect::ReviveLease);
+        let inodes = self.leases.renew(now, inodes, until, revives);
+        if !inodes.is_empty() {
+            self.events.push_back(Event::Renewed { inodes, until });
         }
     }
 

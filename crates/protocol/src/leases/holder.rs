@@ -110,6 +110,29 @@ impl Holder {
         covers
     }
 
+    /// Of these inodes, those with a lease.
+    pub fn held<'a>(&self, now: u64, inodes: &'a [u64]) -> impl Iterator<Item = u64> + use<'a, '_> {
+        let is_held = move |inode: &u64| self.held.get(inode).is_some_and(|it| it.until > now);
+        inodes.iter().copied().filter(is_held)
+    }
+
+    /// The primary has extended leases until a time. Returns those that count: a lease that has ended or was recalled is not
+    /// begun again. `revives`: it is.
+    pub fn renew(&mut self, now: u64, mut inodes: Vec<u64>, until: u64, revives: bool) -> Vec<u64> {
+        if until <= now {
+            return Vec::new();
+        }
+        inodes.retain(|inode| match self.held.get_mut(inode) {
+            Some(held) if held.until > now => {
+                held.until = held.until.max(until);
+                self.until = self.until.max(until);
+                true
+            }
+            _ => revives,
+        });
+        inodes
+    }
+
     /// Drops leases that have ended, once there are twice as many as were left the last time.
     fn sweep(&mut self, now: u64) {
         if self.held.len() > self.sweep_at[0].max(HELD_LEAST) {
@@ -297,6 +320,18 @@ mod tests {
         assert_eq!(holder.recall(9, (1, 2), LEASE, false), Step::Wait);
         assert!(holder.invalidated(1, (5, 2)));
         assert_eq!(holder.recall(9, (2, 3), LEASE, false), Step::Answer);
+    }
+
+    #[test]
+    fn a_renewal_begins_no_lease_that_has_ended_or_was_recalled() {
+        let mut holder = Holder::default();
+        holder.take(6, &name_in(1, 2), grant(1), 100, false);
+        holder.recall(7, (2, 2), LEASE, false);
+        assert_eq!(holder.held(8, &[1, 2, 3]).collect::<Vec<_>>(), [1]);
+        assert_eq!(holder.renew(9, vec![1, 2, 3], 150, false), [1]);
+        assert_eq!((holder.until(), holder.held(149, &[1]).count()), (150, 1));
+        assert!(holder.renew(150, vec![1], 200, false).is_empty());
+        assert!(holder.renew(120, vec![1], 120, false).is_empty());
     }
 
     #[test]

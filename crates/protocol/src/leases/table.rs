@@ -118,6 +118,21 @@ impl Table {
         Ok(())
     }
 
+    /// Extends a session's lease, unless it has ended or is recalled. Returns whether it lasts until then.
+    pub fn renew(&mut self, now: u64, (session, inode): (u64, u64), until: u64) -> bool {
+        let of_inode = self.leases.get_mut(&inode);
+        let lease = of_inode.and_then(|it| it.get_mut(&session));
+        let Some(lease) = lease.filter(|it| it.until > now && it.recall.is_none()) else {
+            return false;
+        };
+        let of_session = self.by_session.entry(session).or_default();
+        of_session.remove(&(lease.until, inode));
+        lease.until = lease.until.max(until);
+        of_session.insert((lease.until, inode));
+        self.latest = self.latest.max(until);
+        true
+    }
+
     /// Recalls a lease, unless it was recalled already; after `resend_ns`, if given, again.
     fn recall_one(
         &mut self,
@@ -275,6 +290,23 @@ mod tests {
         table.grant(20, (1, 5), (3, 120), 9).expect("there is room");
         table.answered(1, 5, 2);
         assert!(table.recall(110, 2, &[5], None).is_some());
+    }
+
+    #[test]
+    fn a_renewal_extends_only_a_lease_that_lasts_and_is_not_recalled() {
+        let mut table = Table::default();
+        assert!(!table.renew(0, (1, 5), 100));
+        table.grant(0, (1, 5), (1, 100), 9).expect("there is room");
+        assert!(table.renew(90, (1, 5), 190) && !table.renew(190, (1, 5), 290));
+        table
+            .grant(200, (1, 5), (2, 300), 9)
+            .expect("there is room");
+        let waits = table.recall(210, 2, &[5], None);
+        assert_eq!(waits.map(|(_, next)| next), Some(300));
+        assert!(!table.renew(220, (1, 5), 320));
+        assert_eq!(table.recall(300, 2, &[5], None), None);
+        table.expire_all(300);
+        assert_eq!((table.kept(), table.latest()), (0, 300));
     }
 
     #[test]

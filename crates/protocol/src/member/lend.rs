@@ -138,6 +138,32 @@ impl Member {
         self.serve_parked(now);
     }
 
+    /// Extends the leases that a session asks for. The answer lists them.
+    pub(super) fn renew(&mut self, now: u64, session: u64, request: u64, mut inodes: Vec<u64>) {
+        let (lease_ns, drift) = (self.options.lease_ns, self.options.drift_permille);
+        let beyond = self.defects.has(Defect::RenewBeyondLease);
+        let forgets = self.defects.has(Defect::ForgetRenewal);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let lasts = match beyond {
+            true => 2 * lease_ns,
+            false => primary.valid_ns(now).min(lease_ns),
+        };
+        let until = if forgets { 0 } else { now + lasts };
+        inodes.retain(|inode| {
+            !primary.leases.is_closed(*inode)
+                && !primary.is_changing(*inode)
+                && primary.leases.renew(now, (session, *inode), until)
+        });
+        let client = primary.sessions.by_number.get(&session).map(|it| it.client);
+        let Some(client) = client.filter(|_| lasts > 0 && !inodes.is_empty()) else {
+            return;
+        };
+        let lasts_ns = lasts - lasts * drift / 1000;
+        self.tell_client(client, session, request, Body::Renewed { lasts_ns, inodes });
+    }
+
     /// The lease that goes out with the answer to a read.
     pub(super) fn grant_for(&mut self, now: u64, parked: &Parked, outcome: &Outcome) -> Grant {
         let (lease_ns, drift) = (self.options.lease_ns, self.options.drift_permille);
@@ -148,10 +174,9 @@ impl Member {
         let Some(primary) = self.primary() else {
             return Grant::default();
         };
-        let lasts = if beyond {
-            2 * lease_ns
-        } else {
-            primary.valid_ns(now).min(lease_ns)
+        let lasts = match beyond {
+            true => 2 * lease_ns,
+            false => primary.valid_ns(now).min(lease_ns),
         };
         if !parked.wants_lease || lasts == 0 {
             return Grant::default();

@@ -196,6 +196,7 @@ impl Member {
                 });
                 self.serve_parked(now);
             }
+            Body::Renew { inodes } => self.renew(now, session, request, inodes),
             Body::RecallAnswer { inode, number } => {
                 self.recall_answered(now, session, inode, number)
             }

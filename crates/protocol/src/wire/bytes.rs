@@ -1,6 +1,7 @@
 //! Reading and writing of little-endian fields. Reading checks every bound; writing cannot fail.
 
-use super::Malformed;
+use super::{Fetch, Malformed};
+use crate::map::Sequence;
 
 /// Positions, and times in nanoseconds, are below.
 const POSITION_END: u64 = 1 << 62;
@@ -56,6 +57,24 @@ impl<'a> Reader<'a> {
         match self.u64()? {
             position if position < POSITION_END => Ok(position),
             _ => Err(Malformed("a position or a time is over its bound")),
+        }
+    }
+
+    /// The next twelve bytes, as a sequence.
+    pub fn sequence(&mut self) -> Result<Sequence, Malformed> {
+        Ok(Sequence {
+            epoch: self.u32()?,
+            number: self.position()?,
+        })
+    }
+
+    /// The next byte, as what is fetched.
+    pub fn fetch(&mut self) -> Result<Fetch, Malformed> {
+        match self.u8()? {
+            0 => Ok(Fetch::Data),
+            1 => Ok(Fetch::Refill),
+            2 => Ok(Fetch::Metadata),
+            _ => Err(Malformed("it fetches nothing known")),
         }
     }
 
@@ -123,6 +142,12 @@ impl Writer {
     /// Appends eight bytes for each.
     pub fn u64s(&mut self, values: &[u64]) {
         values.iter().for_each(|value| self.u64(*value));
+    }
+
+    /// Appends a sequence.
+    pub fn sequence(&mut self, sequence: Sequence) {
+        self.u32(sequence.epoch);
+        self.u64(sequence.number);
     }
 
     /// Appends bytes behind their length.

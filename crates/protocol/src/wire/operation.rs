@@ -5,7 +5,7 @@ use std::sync::Arc;
 use operations::{ErrorCode, FileId, Held, Operation, Outcome};
 
 use super::bytes::{Reader, Writer};
-use super::{BODY_MAX, Body, Details, Malformed, read_sequence, write_sequence};
+use super::{BODY_MAX, Body, Details, Malformed};
 use crate::map::Sequence;
 
 /// Most requests that one session replays.
@@ -82,7 +82,7 @@ impl Refusal {
 
 impl Replay {
     pub(super) fn write(&self, to: &mut Writer) {
-        write_sequence(to, self.sequence);
+        to.sequence(self.sequence);
         to.u16(self.slot);
         to.u64(self.request);
         to.counted(&self.operation.encode(Vec::new()));
@@ -90,7 +90,7 @@ impl Replay {
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Replay, Malformed> {
         Ok(Replay {
-            sequence: read_sequence(from)?,
+            sequence: from.sequence()?,
             slot: from.u16()?,
             request: from.u64()?,
             operation: Arc::new(Operation::decode(from.counted(BODY_MAX)?)?),

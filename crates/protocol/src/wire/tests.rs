@@ -195,6 +195,16 @@ fn fetches() -> [Fetch; 3] {
     fetches.try_into().expect("three reasons")
 }
 
+fn reply() -> Body {
+    Body::Reply {
+        slot: u16::MAX,
+        outcome: Outcome::default(),
+        position: 0,
+        confirmed: 0,
+        grant: Grant::default(),
+    }
+}
+
 /// Every kind of message, those with contents in more than one form.
 fn bodies() -> Vec<Body> {
     let tail = Sequence::new(0x2122_2324, LARGE);
@@ -232,15 +242,11 @@ fn bodies() -> Vec<Body> {
         Body::Alive { .. } => [Body::Alive { confirmed: LARGE, valid_ns: 7 }],
         Body::Expired => [Body::Expired],
         Body::Request { .. } => [sync_request()],
-        Body::Reply { .. } => [Body::Reply {
-            slot: u16::MAX,
-            outcome: Outcome::default(),
-            position: 0,
-            confirmed: 0,
-            grant: Grant::default(),
-        }],
+        Body::Reply { .. } => [reply()],
         Body::Recall { .. } => [Body::Recall { inode: u64::MAX, number: LARGE }],
         Body::RecallAnswer { .. } => [Body::RecallAnswer { inode: LARGE, number: 3 }],
+        Body::Renew { .. } => [Body::Renew { inodes: vec![u64::MAX, 1] }],
+        Body::Renewed { .. } => [Body::Renewed { lasts_ns: LARGE, inodes: vec![3] }],
         Body::LockTurn { .. } => [Body::LockTurn { wait: u64::MAX }],
         Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new() }],
         Body::Holds { .. } => [

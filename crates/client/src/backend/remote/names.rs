@@ -39,10 +39,30 @@ impl Remote {
         directory: &RemoteInode,
         name: &[u8],
     ) -> Result<Attributes> {
+        if let Some(found) = self.find_held(directory, name) {
+            return found;
+        }
         let outcome = self.look_up(directory, name, true)?;
         let (file, attributes) = self.found(&outcome)?;
         self.0.table.add(attributes.number, file, 1);
         Ok(attributes)
+    }
+
+    /// A name that is kept, of a file that the session holds already.
+    fn find_held(&self, directory: &RemoteInode, name: &[u8]) -> Option<Result<Attributes>> {
+        let (outcome, kept) = self.0.cache.find_name(directory.file, name)?;
+        let found = match outcome.into_result() {
+            Ok(outcome) => {
+                let (file, attributes) = self.found(&outcome).ok()?;
+                if !self.0.table.refer_held(attributes.number, file) {
+                    return None;
+                }
+                Ok(attributes)
+            }
+            Err(error) => Err(error.into()),
+        };
+        leases::note(Some(kept));
+        Some(found)
     }
 
     pub(in super::super) fn create(

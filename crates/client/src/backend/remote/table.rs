@@ -72,6 +72,14 @@ impl Table {
         shard.get(&number).is_some_and(|entry| entry.holds > 0)
     }
 
+    /// Adds a reference to a file that the session holds. Returns whether it does.
+    pub(super) fn refer_held(&self, number: u64, file: FileId) -> bool {
+        let mut shard = self.shard(number).lock();
+        let entry = shard.get_mut(&number);
+        let held = entry.filter(|entry| entry.file == file && entry.holds > 0);
+        held.map(|entry| entry.references += 1).is_some()
+    }
+
     /// Counts a hold of this file that was granted after [`Table::refer`].
     pub(super) fn note_hold(&self, number: u64, file: FileId) {
         if let Some(entry) = self.shard(number).lock().get_mut(&number) {

@@ -1,0 +1,582 @@
+//! Outcomes under leases: attributes and names that are answered again without a message.
+//!
+//! ```text
+//!   call ──► find ── a hit ──► the outcome
+//!              └──► begin ──► the cluster ──► end: keeps the outcome of a read, unless a change or recall came in between
+//! ```
+//! The session renews the leases of what was used lately. A front end's own changes drop what they change when they begin, and
+//! nothing that was read meanwhile is kept. A recall drops the contents before the front end receives it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use operations::{Attributes, Details, ErrorCode, FileId, Operation, Outcome, ROOT};
+use parking_lot::Mutex;
+use protocol::leases::{Covers, changed, changed_names};
+
+use super::is_dot;
+use crate::leases::{Kept, Renewable};
+
+const SHARDS: usize = 64;
+/// Inodes with contents in a shard, and names of one directory, at most.
+const INODES_MAX: usize = 512;
+const NAMES_MAX: usize = 16 << 10;
+/// Leases are renewed for so long after the last repeated use of their contents.
+const USED_FOR: Duration = Duration::from_secs(10);
+/// A use is a repeated one so long after the first: most files are used once.
+const REPEATED_AFTER: Duration = Duration::from_millis(200);
+/// A lease is renewed when so much of its time is left.
+const RENEW_BEFORE: Duration = Duration::from_millis(600);
+
+/// Contents under the lease of an inode.
+struct Contents {
+    /// End of the lease.
+    until: Instant,
+    first_used_at: Instant,
+    /// Last repeated use.
+    used_at: Option<Instant>,
+    attributes: Option<(FileId, Attributes)>,
+    /// Names in a directory, those too that are not there.
+    names: HashMap<Vec<u8>, Option<FileId>>,
+}
+
+#[derive(Default)]
+struct Shard {
+    /// Counts changes that begin or end, and recalls.
+    stamp: u64,
+    /// Changes in progress.
+    changing: u64,
+    contents: HashMap<u64, Contents>,
+}
+
+pub(super) struct Cache {
+    /// The session is granted leases.
+    is_on: AtomicBool,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+/// A call in progress.
+pub(super) enum Work {
+    /// Nothing is kept of it, and it changes nothing that is.
+    Other,
+    Read {
+        asked: Asked,
+        /// Stamps of the shards when it began; none where a change was in progress.
+        stamps: Box<[Option<u64>; SHARDS]>,
+    },
+    /// It changes these inodes; all if they are not known.
+    Change(Option<Vec<u64>>),
+}
+
+/// A read with contents to keep.
+pub(super) enum Asked {
+    Attributes(FileId),
+    Name(u64, Vec<u8>),
+    List(FileId),
+}
+
+impl Asked {
+    fn of(operation: &Operation) -> Option<Asked> {
+        match operation {
+            Operation::Attributes { file } => Some(Asked::Attributes(*file)),
+            Operation::Lookup {
+                directory, name, ..
+            } => Some(Asked::Name(directory.inode, name.clone())),
+            Operation::ReadDirectory {
+                directory,
+                with_attributes: true,
+                ..
+            } => Some(Asked::List(*directory)),
+            _ => None,
+        }
+    }
+}
+
+impl Shard {
+    /// Contents under a lease that has not ended.
+    fn live(&mut self, inode: u64, now: Instant) -> Option<&mut Contents> {
+        let contents = self.contents.get_mut(&inode)?;
+        (now < contents.until).then_some(contents)
+    }
+
+    /// Contents under a lease that was extended, or begins: then nothing earlier is left.
+    fn extend(&mut self, inode: u64, now: Instant, until: Instant) -> Option<&mut Contents> {
+        let is_full = |contents: &HashMap<u64, Contents>| {
+            contents.len() >= INODES_MAX && !contents.contains_key(&inode)
+        };
+        if is_full(&self.contents) {
+            self.contents.retain(|_, it| now < it.until);
+        }
+        if until <= now || is_full(&self.contents) {
+            return None;
+        }
+        let contents = self.contents.entry(inode).or_insert(Contents {
+            until,
+            first_used_at: now,
+            used_at: None,
+            attributes: None,
+            names: HashMap::new(),
+        });
+        if contents.until <= now {
+            (contents.attributes, contents.names) = (None, HashMap::new());
+        }
+        contents.until = contents.until.max(until);
+        contents.note_use(now);
+        Some(contents)
+    }
+
+    fn drop_attributes(&mut self, inode: u64) {
+        if let Some(contents) = self.contents.get_mut(&inode) {
+            contents.attributes = None;
+        }
+    }
+}
+
+impl Contents {
+    fn note_use(&mut self, now: Instant) {
+        if now >= self.first_used_at + REPEATED_AFTER {
+            self.used_at = Some(now);
+        }
+    }
+
+    fn use_attributes(&mut self, file: FileId, now: Instant) -> Option<(FileId, Attributes)> {
+        // The number of a removed file may be in use again.
+        let is_same = |it: &FileId| file.inode == ROOT || it.generation == file.generation;
+        let found = self.attributes.filter(|(it, _)| is_same(it))?;
+        self.note_use(now);
+        Some(found)
+    }
+}
+
+impl Cache {
+    pub(super) fn new() -> Cache {
+        Cache {
+            is_on: AtomicBool::new(false),
+            shards: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    fn shard(&self, inode: u64) -> &Mutex<Shard> {
+        &self.shards[inode as usize % SHARDS]
+    }
+
+    /// The session is granted leases from now on, or not any more.
+    pub(super) fn turn(&self, is_on: bool) {
+        self.is_on.store(is_on, Ordering::SeqCst);
+    }
+
+    /// The outcome of a read that is kept, and until when its user may keep it.
+    pub(super) fn find(&self, operation: &Operation) -> Option<(Outcome, Kept)> {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return None;
+        }
+        match operation {
+            Operation::Attributes { file } => self.find_attributes(*file, Instant::now()),
+            Operation::Lookup {
+                directory,
+                name,
+                hold: false,
+            } => self.find_name(*directory, name),
+            _ => None,
+        }
+    }
+
+    fn find_attributes(&self, file: FileId, now: Instant) -> Option<(Outcome, Kept)> {
+        let mut shard = self.shard(file.inode).lock();
+        let contents = shard.live(file.inode, now)?;
+        let (file, attributes) = contents.use_attributes(file, now)?;
+        let covers = Covers {
+            subject: true,
+            ..Covers::default()
+        };
+        let until = contents.until;
+        Some((outcome_of(file, attributes), Kept { until, covers }))
+    }
+
+    /// The same for a name.
+    pub(super) fn find_name(&self, directory: FileId, name: &[u8]) -> Option<(Outcome, Kept)> {
+        let now = Instant::now();
+        let mut covers = Covers {
+            subject: true,
+            ..Covers::default()
+        };
+        let (found, until) = {
+            let mut shard = self.shard(directory.inode).lock();
+            let contents = shard.live(directory.inode, now)?;
+            let found = *contents.names.get(name)?;
+            contents.note_use(now);
+            (found, contents.until)
+        };
+        let Some(file) = found else {
+            let outcome = Outcome::failed(ErrorCode::NotFound);
+            return Some((outcome, Kept { until, covers }));
+        };
+        let (outcome, kept) = self.find_attributes(file, now)?;
+        covers.found = true;
+        let until = until.min(kept.until);
+        Some((outcome, Kept { until, covers }))
+    }
+
+    /// A call begins. [`Cache::end`] has to follow.
+    pub(super) fn begin(&self, operation: &Operation) -> Work {
+        if !self.is_on.load(Ordering::Relaxed) {
+            return Work::Other;
+        }
+        if let Some(asked) = Asked::of(operation) {
+            let stamps = Box::new(std::array::from_fn(|shard| {
+                let shard = self.shards[shard].lock();
+                (shard.changing == 0).then_some(shard.stamp)
+            }));
+            return Work::Read { asked, stamps };
+        }
+        if matches!(operation, Operation::CloseSession) {
+            self.change(None, None, 1);
+            return Work::Change(None);
+        }
+        let inodes = self.changed(operation);
+        if inodes.as_ref().is_some_and(Vec::is_empty) {
+            return Work::Other;
+        }
+        self.change(inodes.as_deref(), Some(operation), 1);
+        Work::Change(inodes)
+    }
+
+    /// The inodes with attributes that an operation changes. None if that is not known.
+    fn changed(&self, operation: &Operation) -> Option<Vec<u64>> {
+        let mut inodes = changed(operation);
+        match operation {
+            Operation::NoteRead { file }
+            | Operation::Read {
+                file,
+                note_read: true,
+                ..
+            } => inodes.push(file.inode),
+            _ => {}
+        }
+        let now = Instant::now();
+        for (directory, name) in changed_names(operation) {
+            let mut shard = self.shard(directory.inode).lock();
+            let found = *shard.live(directory.inode, now)?.names.get(&name)?;
+            inodes.extend(found.map(|file| file.inode));
+        }
+        Some(inodes)
+    }
+
+    /// Drops what an operation changes, when it begins (`begun` is 1) and when it ends (-1).
+    fn change(&self, inodes: Option<&[u64]>, operation: Option<&Operation>, begun: i64) {
+        let note = |shard: &mut Shard| {
+            shard.stamp += 1;
+            shard.changing = shard.changing.saturating_add_signed(begun);
+        };
+        match inodes {
+            None => self.shards.iter().for_each(|shard| {
+                let mut shard = shard.lock();
+                note(&mut shard);
+                shard.contents.clear();
+            }),
+            Some(inodes) => inodes.iter().for_each(|inode| {
+                let mut shard = self.shard(*inode).lock();
+                note(&mut shard);
+                shard.drop_attributes(*inode);
+            }),
+        }
+        for (directory, name) in operation.map(names_of).unwrap_or_default() {
+            let mut shard = self.shard(directory.inode).lock();
+            if let Some(contents) = shard.contents.get_mut(&directory.inode) {
+                contents.names.remove(&name);
+            }
+        }
+    }
+
+    /// A call has ended, with an outcome that may be kept for so long.
+    pub(super) fn end(&self, work: Work, outcome: Option<&Outcome>, kept: Option<Kept>) {
+        match (work, outcome, kept) {
+            (Work::Change(inodes), ..) => self.change(inodes.as_deref(), None, -1),
+            (Work::Read { asked, stamps }, Some(outcome), Some(kept)) => {
+                self.keep(&asked, &stamps[..], outcome, kept);
+            }
+            _ => {}
+        }
+    }
+
+    fn keep(&self, asked: &Asked, stamps: &[Option<u64>], outcome: &Outcome, kept: Kept) {
+        let now = Instant::now();
+        let Covers {
+            subject,
+            found,
+            listed,
+        } = kept.covers;
+        let put = |inode: u64, put: &mut dyn FnMut(&mut Contents)| {
+            let mut shard = self.shard(inode).lock();
+            if stamps[inode as usize % SHARDS] == Some(shard.stamp)
+                && let Some(contents) = shard.extend(inode, now, kept.until)
+            {
+                put(contents);
+            }
+        };
+        let put_attributes = |file: FileId, attributes: Attributes| {
+            put(file.inode, &mut |it| {
+                it.attributes = Some((file, attributes))
+            });
+        };
+        let put_name = |directory: u64, name: &[u8], found: Option<FileId>| {
+            put(directory, &mut |it| {
+                if it.names.len() < NAMES_MAX {
+                    it.names.insert(name.to_vec(), found);
+                }
+            });
+        };
+        let of_file = outcome.attributes.map(|it| (outcome.file, it));
+        match asked {
+            Asked::Attributes(file) if subject => {
+                if let Some((_, attributes)) = of_file {
+                    let generation = attributes.generation;
+                    put_attributes(
+                        FileId {
+                            generation,
+                            ..*file
+                        },
+                        attributes,
+                    );
+                }
+            }
+            Asked::Name(directory, name) if subject && outcome.is_done() == of_file.is_some() => {
+                put_name(*directory, name, of_file.map(|(file, _)| file));
+                if let Some((file, attributes)) = of_file.filter(|_| found) {
+                    put_attributes(file, attributes);
+                }
+            }
+            Asked::List(directory) if subject => {
+                let Details::Entries(entries) = &outcome.details else {
+                    return;
+                };
+                let entries = entries.iter().filter(|it| !is_dot(&it.entry.name));
+                for (entry, attributes) in
+                    entries.filter_map(|it| Some((&it.entry, it.attributes?)))
+                {
+                    let file = FileId {
+                        inode: entry.number,
+                        generation: attributes.generation,
+                        ..*directory
+                    };
+                    put_name(directory.inode, &entry.name, Some(file));
+                    if listed {
+                        put_attributes(file, attributes);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Names that an operation makes or changes.
+fn names_of(operation: &Operation) -> Vec<(FileId, Vec<u8>)> {
+    match operation {
+        Operation::Create {
+            directory, name, ..
+        }
+        | Operation::Link {
+            directory, name, ..
+        } => vec![(*directory, name.clone())],
+        _ => changed_names(operation),
+    }
+}
+
+fn outcome_of(file: FileId, attributes: Attributes) -> Outcome {
+    Outcome {
+        file,
+        attributes: Some(attributes),
+        ..Outcome::done()
+    }
+}
+
+impl Renewable for Cache {
+    fn to_renew(&self, now: Instant) -> Vec<u64> {
+        let is_used = |it: &Contents| it.used_at.is_some_and(|at| now < at + USED_FOR);
+        let is_due = |it: &Contents| now < it.until && it.until < now + RENEW_BEFORE && is_used(it);
+        let due = |shard: &Mutex<Shard>| {
+            let shard = shard.lock();
+            let due = shard.contents.iter().filter(|(_, it)| is_due(it));
+            due.map(|(inode, _)| *inode).collect::<Vec<u64>>()
+        };
+        self.shards.iter().flat_map(due).collect()
+    }
+
+    fn renewed(&self, inodes: &[u64], until: Instant) {
+        let now = Instant::now();
+        for inode in inodes {
+            if let Some(contents) = self.shard(*inode).lock().live(*inode, now) {
+                contents.until = contents.until.max(until);
+            }
+        }
+    }
+
+    fn recalled(&self, inode: u64) {
+        let mut shard = self.shard(inode).lock();
+        shard.stamp += 1;
+        shard.contents.remove(&inode);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use operations::{FileFlags, FileKind, WriteAt};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(120);
+    const FILE: FileId = FileId {
+        unit: 1,
+        inode: 7,
+        generation: 3,
+    };
+    const DIRECTORY: FileId = FileId {
+        unit: 1,
+        inode: 8,
+        generation: 1,
+    };
+
+    fn attributes() -> Attributes {
+        Attributes {
+            number: FILE.inode,
+            generation: FILE.generation,
+            kind: FileKind::Regular,
+            permissions: 0o644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            blocks_512: 0,
+            accessed_ns: 0,
+            modified_ns: 0,
+            changed_ns: 0,
+            created_ns: 0,
+            device: 0,
+            flags: FileFlags::default(),
+            version: 1,
+        }
+    }
+
+    fn cache() -> Cache {
+        let cache = Cache::new();
+        cache.turn(true);
+        cache
+    }
+
+    fn lookup() -> Operation {
+        Operation::Lookup {
+            directory: DIRECTORY,
+            name: b"n".to_vec(),
+            hold: false,
+        }
+    }
+
+    fn write() -> Operation {
+        Operation::Write {
+            file: FILE,
+            at: WriteAt::End,
+            data: vec![1].into(),
+            drop_privileges: None,
+        }
+    }
+
+    fn unlink() -> Operation {
+        Operation::Unlink {
+            directory: DIRECTORY,
+            name: b"n".to_vec(),
+        }
+    }
+
+    fn end(cache: &Cache, work: Work, left: Duration) {
+        let kept = Kept {
+            until: Instant::now() + left,
+            covers: Covers {
+                subject: true,
+                found: true,
+                listed: false,
+            },
+        };
+        cache.end(work, Some(&outcome_of(FILE, attributes())), Some(kept));
+    }
+
+    /// The lookup is made, and its outcome is kept.
+    fn fill(cache: &Cache, left: Duration) {
+        end(cache, cache.begin(&lookup()), left);
+    }
+
+    fn has(cache: &Cache, operation: &Operation) -> bool {
+        cache.find(operation).is_some()
+    }
+
+    #[test]
+    fn a_lookup_shows_a_name_and_attributes_until_they_change() {
+        let cache = cache();
+        let attributes = Operation::Attributes { file: FILE };
+        fill(&cache, LONG);
+        assert!(has(&cache, &lookup()) && has(&cache, &attributes));
+        let other = Operation::Attributes {
+            file: FileId {
+                generation: 4,
+                ..FILE
+            },
+        };
+        assert!(!has(&cache, &other), "the number is in use again");
+        let work = cache.begin(&write());
+        assert!(!has(&cache, &lookup()) && !has(&cache, &attributes));
+        cache.end(work, None, None);
+        fill(&cache, LONG);
+        let work = cache.begin(&unlink());
+        assert!(!has(&cache, &lookup()) && !has(&cache, &attributes));
+        cache.end(work, None, None);
+        // A change of a name that leads to an unknown file.
+        end(&cache, cache.begin(&attributes), LONG);
+        cache.end(cache.begin(&unlink()), None, None);
+        assert!(!has(&cache, &attributes));
+    }
+
+    #[test]
+    fn nothing_is_kept_that_was_read_during_a_change_or_a_recall() {
+        let cache = cache();
+        let (early, change) = (cache.begin(&lookup()), cache.begin(&write()));
+        let during = cache.begin(&lookup());
+        cache.end(change, None, None);
+        for work in [early, during] {
+            end(&cache, work, LONG);
+            assert!(!has(&cache, &lookup()));
+        }
+        let work = cache.begin(&lookup());
+        cache.recalled(DIRECTORY.inode);
+        end(&cache, work, LONG);
+        assert!(!has(&cache, &lookup()));
+        fill(&cache, LONG);
+        assert!(has(&cache, &lookup()));
+        cache.recalled(FILE.inode);
+        assert!(!has(&cache, &lookup()));
+    }
+
+    #[test]
+    fn a_renewal_extends_only_what_has_not_ended() {
+        let cache = cache();
+        let later = Instant::now() + 2 * LONG;
+        fill(&cache, LONG);
+        cache.renewed(&[DIRECTORY.inode, FILE.inode], later);
+        let until = cache.find(&lookup()).map(|(_, kept)| kept.until);
+        assert_eq!(until, Some(later));
+        let ends = |inode| {
+            let mut shard = cache.shard(inode).lock();
+            shard.contents.get_mut(&inode).expect("contents").until = Instant::now();
+        };
+        [DIRECTORY.inode, FILE.inode].into_iter().for_each(ends);
+        cache.renewed(&[DIRECTORY.inode, FILE.inode], later);
+        assert!(!has(&cache, &lookup()));
+        // The name is not shown by a lease that begins after that.
+        end(
+            &cache,
+            cache.begin(&Operation::Attributes { file: DIRECTORY }),
+            LONG,
+        );
+        assert!(!has(&cache, &lookup()));
+    }
+}
