@@ -74,6 +74,17 @@ fn killed_callers_end_while_the_cluster_is_unreachable() {
     mounted.end();
 }
 
+/// Requests to a cluster take long.
+#[test]
+fn the_kernel_reads_far_ahead() {
+    let mounted = Mounted::of(loopback::behind(mounted::store(), &Arc::default()), "");
+    let device = fs::metadata(mounted.path("")).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    assert_eq!(fs::read_to_string(setting).unwrap().trim(), "512");
+    mounted.end();
+}
+
 #[test]
 fn calls_wait_until_the_cluster_is_reachable_again() {
     let (mounted, link) = behind_link();
