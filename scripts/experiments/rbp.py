@@ -10,18 +10,17 @@ TRANSFERS = [64 * KIB, MIB, 4 * MIB]
 ONE_SIDED, BY_MESSAGE = "Tako, 1 server, io=client", "Tako, 1 server, io=server"
 
 
-class OneSided(System):
-    """Another mount of a cluster, which moves the data of files itself."""
+class SecondMount(System):
+    """Another mount of a cluster, with one side that moves the data of files."""
 
-    def __init__(self, cluster, name):
-        super().__init__(name, cluster.another(0, "io=client"))
+    def __init__(self, cluster, io):
+        super().__init__(f"3 members, shm, {io}", cluster.another(0, io))
 
 
 def measure(systems, scale):
     two = systems.start(Cluster, "Tako, 2 members, shm", scale.pool, "--nodes", 2)
-    one_sided = OneSided(systems.three, "3 members, shm, io=client")
-    every = [*systems.all(two), one_sided]
-    every.insert(4, every.pop())
+    every = systems.all(two)
+    every[4:4] = [SecondMount(systems.three, io) for io in ("io=client", "io=server")]
     results = in_turns("one client", every, scale.rounds, lambda s: one_client(s, scale))
     systems.stop(two)
     served = systems.start(Cluster, "one", scale.pool, "--nodes", 1)
@@ -79,9 +78,9 @@ def ways_table(ways):
 
 
 def document(machine, systems, scale, two, every, results, many, ways):
-    server, client = systems.three.name, every[4].name
+    client, server = every[4].name, every[5].name
     gain = [("io=client / io=server", beside(results, client, [server])),
-            ("3 members / faster peer", beside(results, server, systems.peers))]  # fmt: skip
+            ("3 members / faster peer", beside(results, systems.three.name, systems.peers))]  # fmt: skip
 
     def rows(way, pairs):
         return [((way, n, transfer), title) for n, transfer, title in pairs]
