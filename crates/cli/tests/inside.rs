@@ -54,6 +54,12 @@ fn a_node_shows_its_cluster_until_it_ends() {
     let mount = start_inside(&cluster, "3");
     let status = cluster.wait("all are in sync", is_whole);
     assert_eq!(host(&status)["name"], primary(&status)["name"]);
+    // Its data needs no transfer, while the primary is in its process.
+    std::fs::write(mount.join("first"), "by calls").expect("written");
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes").iter();
+    let exports: Vec<&Value> = nodes.map(|node| &node["exports"]).collect();
+    assert!(exports.iter().all(|it| **it == 0), "{exports:?}");
     // What one writes, another mount shows, and the other way round.
     let other = directory(&cluster, "other");
     let text = other.display().to_string();

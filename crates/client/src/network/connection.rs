@@ -253,7 +253,8 @@ impl Connection {
     /// Works for the primary while calls wait for it, if it is in this process; whether it had messages.
     fn drive(&mut self) -> bool {
         let primary = self.primary();
-        let waits = !self.calls.is_empty();
+        // Transfers end at this client's own links.
+        let waits = !self.calls.is_empty() && !self.reach.has_transfers();
         let entry = self.entry.as_mut();
         let entry = entry.filter(|entry| waits && entry.node() == primary);
         let replies = entry.map(Entry::drive);
@@ -363,9 +364,13 @@ impl Connection {
     }
 
     fn choose_mode(&mut self) {
-        let link = self.links.of(self.primary());
+        let primary = self.primary();
+        let link = self.links.of(primary);
         let provider = link.and_then(|link| self.messenger.provider(link));
-        self.client.set_mode(self.reach.mode(provider));
+        // A primary in this process is called: nothing is faster.
+        let is_inside = self.entry.as_ref().is_some_and(|it| it.node() == primary);
+        let mode = self.reach.mode(provider.filter(|_| !is_inside));
+        self.client.set_mode(mode);
     }
 
     /// Asks a member to export its memory.

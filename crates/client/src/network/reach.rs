@@ -53,6 +53,11 @@ impl Reach {
         }
     }
 
+    /// Whether transfers are in flight.
+    pub fn has_transfers(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Which side moves the data, with a primary at the other end of this transport.
     pub fn mode(&self, provider: Option<Provider>) -> Mode {
         let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
