@@ -4,6 +4,7 @@
 //! completions: bytes in a socket, words in memory.
 
 mod ethernet;
+mod frames;
 mod messages;
 pub mod ping;
 mod raw;

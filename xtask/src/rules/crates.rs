@@ -62,7 +62,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "store",
         ],
     ),
-    ("bench", &["pmem", "fabric", "store", "client"]),
+    ("bench", &["pmem", "fabric", "store", "client", "xdp"]),
     (
         "cli",
         &[

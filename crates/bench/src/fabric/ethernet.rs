@@ -1,26 +1,34 @@
-//! The transport over Ethernet frames beside TCP, each over a veth pair between two network namespaces. Both sides spin.
+//! The transport over Ethernet frames beside TCP and beside frames alone, each over a veth pair between two network namespaces. Both
+//! sides spin. Blocks of writes travel in packets, which the receiver copies, or are placed: with headers that overlay each other, or
+//! that the XDP program strips.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fabric::ethernet::{Ethernet, EthernetOptions};
+use fabric::ethernet::{Ethernet, EthernetOptions, PlacedPool, Shape};
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{Access, Device, Registration, RemoteRegion};
+use pmem::Region;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use super::frames::{RawEnd, RawFrames};
 use super::ping::{count, per_ping, ping};
 use super::transfers::{TransferMemory, carry_out, served};
-use super::{End, Ends, Placement, memory, options};
+use super::{End, Ends, Placement, options};
 use crate::Error;
-use crate::harness::{Side, interleave};
-use crate::report::Row;
+use crate::harness::{Measured, Side, interleave};
+use crate::report::{Quantity, Row};
 use crate::setup::Bench;
 
 const INTERFACE: &str = "bench0";
 const LENGTH: u64 = 1 << 20;
+/// Peers reach the memory behind the first block: a header may overlay the bytes before a block.
+const BLOCK: u64 = 4096;
+/// Data that is placed comes by the second one.
+const QUEUES: &str = "numrxqueues 2 numtxqueues 2";
 const LIMIT: &str = "tcp, such a pair";
 
 /// Two network namespaces with a cable between them. This thread is in its own again when they go, and they go with it.
@@ -70,7 +78,7 @@ impl Cable {
             <[File; 2]>::try_from(hosts).map_err(|_| Error::Fabric("no hosts".into()))?;
         let peer = format!("/proc/{}/fd/{}", std::process::id(), far.as_raw_fd());
         ip(&format!(
-            "link add {INTERFACE} type veth peer name {INTERFACE} netns {peer}"
+            "link add {INTERFACE} {QUEUES} type veth peer name {INTERFACE} netns {peer} {QUEUES}"
         ))?;
         let hosts = [near, far];
         for (host, namespace) in hosts.iter().enumerate() {
@@ -83,30 +91,36 @@ impl Cable {
     }
 
     /// The two ends of a transport, and their devices.
-    fn ends(
-        &self,
-        open: impl Fn(usize) -> Result<Box<dyn Device>, Error>,
-    ) -> Result<Joined, Error> {
+    fn ends(&self, open: impl Fn(usize) -> Result<Opened, Error>) -> Result<Joined, Error> {
         let joined = self.join(open);
         enter(&self.home)?;
         joined
     }
 
-    fn join(
-        &self,
-        open: impl Fn(usize) -> Result<Box<dyn Device>, Error>,
-    ) -> Result<Joined, Error> {
+    /// Both ends of frames alone.
+    fn frames(&self, shape: Shape) -> Result<RawFrames, Error> {
+        let open = |host: usize| {
+            enter(&self.hosts[host])?;
+            RawEnd::open(INTERFACE, shape)
+        };
+        let ends = open(0).and_then(|near| Ok((near, open(1)?)));
+        enter(&self.home)?;
+        let (near, far) = ends?;
+        Ok(RawFrames::of(near, far))
+    }
+
+    fn join(&self, open: impl Fn(usize) -> Result<Opened, Error>) -> Result<Joined, Error> {
         let made = |host: usize| {
             enter(&self.hosts[host])?;
-            let device = open(host)?;
+            let (device, region) = open(host)?;
             let end = End::new(&*device, options(true))?;
-            Ok::<_, Error>((device, end))
+            Ok::<_, Error>((device, region, end))
         };
-        let (far_device, far) = made(1)?;
-        let (near_device, near) = made(0)?;
+        let (far_device, far_region, far) = made(1)?;
+        let (near_device, near_region, near) = made(0)?;
         let mut ends = Ends::of(near, far, [address(0), address(1)])?;
-        let far = memory(&*far_device, LENGTH, Access::ALL)?;
-        let near = memory(&*near_device, LENGTH, Access::LOCAL)?;
+        let far = far_device.register_part(&far_region, BLOCK..BLOCK + LENGTH, Access::ALL)?;
+        let near = near_device.register(&near_region, Access::LOCAL)?;
         let remote = ends.import(&far)?;
         Ok(Joined {
             ends,
@@ -117,6 +131,9 @@ impl Cable {
         })
     }
 }
+
+/// A device, and memory for transfers.
+type Opened = (Box<dyn Device>, Region);
 
 /// The two ends of a transport, and memory of both.
 struct Joined {
@@ -148,52 +165,181 @@ impl Joined {
     }
 }
 
-fn over_ethernet(authenticated: bool) -> impl Fn(usize) -> Result<Box<dyn Device>, Error> {
+/// In packets, or placed in this shape.
+fn over_ethernet(
+    authenticated: bool,
+    placed: Option<Shape>,
+) -> impl Fn(usize) -> Result<Opened, Error> {
     move |_| {
-        let ethernet = Ethernet::open(EthernetOptions {
+        let mut options = EthernetOptions {
             interface: Some(INTERFACE.into()),
             authenticated,
+            // An end is idle while others are measured.
+            lost_after: Duration::from_secs(600),
             ..EthernetOptions::default()
-        })?;
-        Ok(Box::new(ethernet))
+        };
+        let mut bytes = BLOCK + LENGTH;
+        if placed.is_some() {
+            bytes += options.frame_memory();
+        }
+        let region = Region::memory(bytes, false)?;
+        region.populate();
+        options.pool = placed.map(|shape| PlacedPool {
+            region: region.clone(),
+            queue: 1,
+            shape,
+        });
+        Ok((Box::new(Ethernet::open(options)?), region))
     }
 }
 
-fn over_tcp(host: usize) -> Result<Box<dyn Device>, Error> {
-    Ok(Box::new(Tcp::new(TcpOptions {
+fn over_tcp(host: usize) -> Result<Opened, Error> {
+    let tcp = Tcp::new(TcpOptions {
         address: address(host),
         ..TcpOptions::default()
-    })))
+    });
+    let region = Region::memory(BLOCK + LENGTH, false)?;
+    region.populate();
+    Ok((Box::new(tcp), region))
+}
+
+/// The ways that are measured, each over a cable of its own: a program that is attached to an interface makes TCP slower there.
+struct Ways<'a> {
+    tcp: Joined,
+    packets: Joined,
+    /// Placed, and frames alone of the same shape.
+    placed: Vec<(&'static str, Joined, RawFrames)>,
+    _cables: &'a [Cable],
+}
+
+const SHAPES: [(&str, Shape); 2] = [("overlay", Shape::Overlay), ("strip", Shape::Strip)];
+
+impl Ways<'_> {
+    fn new(cables: &[Cable], authenticated: bool) -> Result<Ways<'_>, Error> {
+        let mut next = cables.iter();
+        let mut cable = || next.next().ok_or(Error::Fabric("no cable".into()));
+        let tcp = cable()?.ends(over_tcp)?;
+        let packets = cable()?.ends(over_ethernet(authenticated, None))?;
+        let mut placed = Vec::new();
+        for (name, shape) in SHAPES {
+            let joined = cable()?.ends(over_ethernet(authenticated, Some(shape)))?;
+            placed.push((name, joined, cable()?.frames(shape)?));
+        }
+        Ok(Ways {
+            tcp,
+            packets,
+            placed,
+            _cables: cables,
+        })
+    }
+
+    fn pings(&mut self, bench: &Bench, count: u64) -> Result<Measured, Error> {
+        let raw = &mut self.placed[0].2;
+        let sides: Vec<Side<'_>> = vec![
+            Box::new(|| per_ping(count, ping(&mut self.packets.ends, count, Placement::Apart))),
+            Box::new(|| per_ping(count, ping(&mut self.tcp.ends, count, Placement::Apart))),
+            Box::new(|| raw.ping(count)),
+        ];
+        interleave(bench.scale.rounds, sides)
+    }
+
+    /// Packets, TCP, and then for each shape blocks that are placed and frames alone.
+    fn transfers(
+        &mut self,
+        bench: &Bench,
+        count: u64,
+        size: usize,
+        reads: bool,
+    ) -> Result<Measured, Error> {
+        let mut sides: Vec<Side<'_>> = vec![
+            Box::new(|| self.packets.transfer(count, size, reads)),
+            Box::new(|| self.tcp.transfer(count, size, reads)),
+        ];
+        for (_, joined, raw) in &mut self.placed {
+            sides.push(Box::new(|| joined.transfer(count, size, reads)));
+            sides.push(Box::new(|| match reads {
+                true => raw.read(count, size),
+                false => raw.write(count, size),
+            }));
+        }
+        interleave(bench.scale.rounds, sides)
+    }
+}
+
+/// A figure of a side beside that of another one.
+fn row(
+    measured: &Measured,
+    (side, limit): (usize, usize),
+    name: &str,
+    limit_name: &str,
+    bar: Option<f64>,
+) -> Row {
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let ratio = measured.ratio((limit, 0), (side, 0));
+    Row::new(name, time(side)).beside(limit_name, time(limit), ratio, bar)
 }
 
 pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
-    // Only root makes network namespaces. The program that is attached to an interface makes TCP slower there, so TCP has its own.
-    let (Ok(cable), Ok(other)) = (Cable::new(), Cable::new()) else {
+    // Only root makes network namespaces.
+    let cables: Result<Vec<Cable>, Error> =
+        (0..2 + 2 * SHAPES.len()).map(|_| Cable::new()).collect();
+    let Ok(cables) = cables else {
         return Ok(Vec::new());
     };
     let mut rows = Vec::new();
-    for (authenticated, how) in [(true, "authenticated"), (false, "checksum only")] {
-        let mut tcp = other.ends(over_tcp)?;
-        let mut ethernet = cable.ends(over_ethernet(authenticated))?;
+    for (authenticated, how, bar) in [(true, "authenticated", 0.6), (false, "checksum only", 0.85)]
+    {
+        let mut ways = Ways::new(&cables, authenticated)?;
         let pings = count(bench, true) / 8;
-        let sides: Vec<Side<'_>> = vec![
-            Box::new(|| per_ping(pings, ping(&mut ethernet.ends, pings, Placement::Apart))),
-            Box::new(|| per_ping(pings, ping(&mut tcp.ends, pings, Placement::Apart))),
-        ];
-        let measured = interleave(bench.scale.rounds, sides)?;
-        rows.push(measured.row(0, &format!("{name} ping, {how}"), LIMIT, None));
+        let measured = ways.pings(bench, pings)?;
+        let title = format!("{name} ping, {how}");
+        rows.push(row(&measured, (0, 1), &title, LIMIT, None));
+        rows.push(row(
+            &measured,
+            (0, 2),
+            &title,
+            "frames alone",
+            Some(1.0 / 1.2),
+        ));
         for (size, what, reads) in [
             (4 << 10, "read, 4 KiB", true),
             (4 << 10, "write, 4 KiB", false),
             (LENGTH as usize, "write, 1 MiB", false),
         ] {
             let transfers = (pings * 4096 / size as u64 / 2).max(4);
-            let sides: Vec<Side<'_>> = vec![
-                Box::new(|| ethernet.transfer(transfers, size, reads)),
-                Box::new(|| tcp.transfer(transfers, size, reads)),
-            ];
-            let measured = interleave(bench.scale.rounds, sides)?;
-            rows.push(measured.row(0, &format!("{name} {what}, {how}"), LIMIT, None));
+            let measured = ways.transfers(bench, transfers, size, reads)?;
+            let title = format!("{name} {what}, {how}");
+            rows.push(row(&measured, (0, 1), &title, LIMIT, None));
+            for (number, (shape, ..)) in ways.placed.iter().enumerate() {
+                let (placed, raw) = (2 + 2 * number, 3 + 2 * number);
+                let limit = format!("frames alone, {shape}");
+                if reads {
+                    let bar = Some(1.0 / 1.25);
+                    rows.push(row(
+                        &measured,
+                        (0, raw),
+                        &format!("{title}, in packets"),
+                        &limit,
+                        bar,
+                    ));
+                    continue;
+                }
+                let bar = (size as u64 == LENGTH).then_some(bar);
+                rows.push(row(
+                    &measured,
+                    (placed, raw),
+                    &format!("{title}, {shape}"),
+                    &limit,
+                    bar,
+                ));
+                rows.push(row(
+                    &measured,
+                    (placed, 0),
+                    &format!("{title}, {shape}"),
+                    "in packets",
+                    None,
+                ));
+            }
         }
     }
     Ok(rows)
