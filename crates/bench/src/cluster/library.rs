@@ -62,7 +62,9 @@ fn copy(bench: &Bench, size: usize, more_ns: f64) -> Side<'static> {
 /// A file with data of the usual length, by its number.
 fn file(bench: &Bench, file_system: &FileSystem, name: &str) -> Result<u64, Error> {
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let file = file_system.create(ROOT, name.as_bytes(), &new)?.number;
+    // Held: only then its generation is known, by which layouts are kept.
+    let created = file_system.create_held(ROOT, name.as_bytes(), &new)?;
+    let file = created.number;
     for offset in (0..bench.scale.file_length).step_by(MIB) {
         file_system.write(file, WriteAt::Offset(offset), &bytes(MIB))?;
     }
