@@ -7,12 +7,20 @@ mod nodes;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use nodes::{Cluster, examine, is_whole, kill, primary, under_load, verify_records};
+
+const PAGE: usize = 4096;
+
+/// As direct reads need it.
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
 
 /// A new directory of the test.
 fn directory(cluster: &Cluster, name: &str) -> PathBuf {
@@ -91,6 +99,61 @@ fn a_node_shows_its_cluster_until_it_ends() {
     cluster.up_again();
     let status = cluster.wait("it serves without a mount", is_whole);
     assert_eq!(host(&status), Value::Null);
+}
+
+/// The threads of the mount read in the store beside each other, and beside a writer: each read shows at least what was written
+/// before it began.
+#[test]
+fn reads_in_the_process_of_the_primary_need_no_message() {
+    const READS: u64 = 500;
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "1");
+    let status = cluster.wait("it is mounted", |status| host(status)["name"] == "n1");
+    let path = mount.join("file");
+    let written = AtomicU64::new(0);
+    let file = File::create_new(&path).expect("it is new");
+    let write = |value: u64| {
+        let words = value.to_le_bytes().repeat(PAGE / 8);
+        file.write_all_at(&words, 0).expect("written");
+        written.store(value, Ordering::Release);
+    };
+    let read = || {
+        let file = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty());
+        let (file, mut page) = (file.expect("it is there"), Page([0; PAGE]));
+        for _ in 0..READS {
+            let least = written.load(Ordering::Acquire);
+            let count = rustix::io::pread(&file, &mut page.0, 0).expect("read");
+            let first = page.0.first_chunk().expect("a word");
+            assert!(count == PAGE && page.0.chunks(8).all(|it| it == first));
+            assert!(u64::from_le_bytes(*first) >= least);
+        }
+    };
+    write(1);
+    read();
+    let load = |of: &str| {
+        host(&cluster.status())["load"][of]
+            .as_u64()
+            .expect("a number")
+    };
+    let before = [load("messages"), load("reads")];
+    thread::scope(|scope| {
+        scope.spawn(read);
+        scope.spawn(read);
+    });
+    let after = [load("messages"), load("reads")];
+    assert!(
+        after[0] - before[0] < READS,
+        "{before:?} {after:?} {status}"
+    );
+    assert!(
+        after[1] - before[1] >= READS,
+        "{before:?} {after:?} {status}"
+    );
+    thread::scope(|scope| {
+        scope.spawn(read);
+        scope.spawn(read);
+        (2..READS).for_each(write);
+    });
 }
 
 #[test]

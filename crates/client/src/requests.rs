@@ -23,6 +23,18 @@ pub trait Requests: Send + Sync {
     fn call(&self, operation: Operation, acknowledge: Acknowledge)
     -> Result<Outcome, RequestError>;
 
+    /// Reads from a file in the primary's store, if that is in this process and needs no request for it. Returns the bytes
+    /// read; `None` if the read needs a request.
+    fn read_locally(
+        &self,
+        _file: FileId,
+        _offset: u64,
+        _into: &mut [u8],
+        _note_read: bool,
+    ) -> Option<usize> {
+        None
+    }
+
     /// The root directory.
     fn root(&self) -> FileId {
         FileId::root(0)

@@ -75,7 +75,7 @@ fn seeds_hold() {
     };
     let first = number("TAKO_FIRST_SEED", 0);
     let count = number("TAKO_SEEDS", usual);
-    let [virtual_ns, operations, given_up, replaced] = [0; 4].map(AtomicU64::new);
+    let [virtual_ns, operations, given_up, replaced, locally_read] = [0; 5].map(AtomicU64::new);
     let failures = std::sync::Mutex::new(Vec::new());
     let started = std::time::Instant::now();
     in_parallel(first..first + count, |seed| {
@@ -85,6 +85,7 @@ fn seeds_hold() {
                 operations.fetch_add(summary.operations as u64, Ordering::Relaxed);
                 given_up.fetch_add(summary.gave_up as u64, Ordering::Relaxed);
                 replaced.fetch_add(u64::from(summary.is_replaced), Ordering::Relaxed);
+                locally_read.fetch_add(summary.locally_read as u64, Ordering::Relaxed);
                 false
             }
             Err(error) => {
@@ -96,10 +97,11 @@ fn seeds_hold() {
     });
     let seconds = virtual_ns.into_inner() / SECOND;
     println!(
-        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} machines replaced, \
-         {} histories given up",
+        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} of them local reads, \
+         {} machines replaced, {} histories given up",
         started.elapsed().as_secs_f64(),
         operations.into_inner(),
+        locally_read.into_inner(),
         replaced.into_inner(),
         given_up.load(Ordering::Relaxed),
     );
@@ -187,6 +189,7 @@ fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
 const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::TakeNeighboursPosition, 1),
+    (Defect::LocalReadBeforeTails, 30),
     (Defect::RepairWithoutCheck, 126),
     (Defect::AcknowledgeBeforeTails, 0),
     (Defect::SyncBeforeTails, 234),
@@ -287,4 +290,48 @@ fn each_defect_is_found() {
         }
     }
     assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// Seeds that find reads at a new primary before the replays, if the primary is cut from the other members for a while.
+const BEFORE_REPLAY: [u64; 2] = [7, 84];
+
+#[test]
+fn a_local_read_before_the_replays_is_found() {
+    let run = |seed, defects: &Defects| {
+        let setup = setup(seed, defects);
+        let cut = |from, to| Planned {
+            at: 5 * SECOND,
+            cue: None,
+            fault: Fault::Cut {
+                from,
+                to,
+                for_ns: 4 * SECOND,
+            },
+        };
+        let plan = Plan {
+            seed,
+            duration: setup.duration,
+            faults: vec![
+                cut(Who::Primary, Who::Bystanders),
+                cut(Who::Bystanders, Who::Primary),
+            ],
+        };
+        World::new(setup, plan)?.run()
+    };
+    for seed in BEFORE_REPLAY {
+        let ended = run(seed, &Defects::default());
+        assert!(ended.is_ok(), "seed {seed}: {ended:?}");
+    }
+    let defects = Defects::of(Defect::LocalReadBeforeReplay);
+    let finds = |seed| run(seed, &defects).is_err();
+    if BEFORE_REPLAY.into_iter().any(finds) {
+        return;
+    }
+    let is_found = AtomicBool::new(false);
+    in_parallel(0..SEEDS_PER_DEFECT, |seed| {
+        let finds = finds(seed);
+        is_found.fetch_or(finds, Ordering::Relaxed);
+        finds
+    });
+    assert!(is_found.into_inner());
 }

@@ -220,6 +220,15 @@ impl Client {
         }
     }
 
+    /// The session, if a read of any file may pass its requests in flight: the primary has all writes that users consider
+    /// done.
+    pub fn may_read_locally(&self) -> Option<u64> {
+        let is_behind = self.told().next().is_some();
+        let is_idle = self.mode == Mode::ServerActive && self.active.is_idle();
+        self.session()
+            .filter(|_| self.is_resumed && is_idle && !is_behind)
+    }
+
     /// Requests an operation. [`Event::Done`] reports its end.
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;

@@ -157,12 +157,17 @@ pub enum Defect {
     TakeNeighboursPosition,
     /// A member is refilled by a primary with a longer image, before its own has grown.
     RefillBeforeGrowth,
+    /// A local read is answered though a member may lack what it shows.
+    LocalReadBeforeTails,
+    /// A local read is executed before the writes that clients replay.
+    LocalReadBeforeReplay,
 }
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 68] = [
+    pub const ALL: [Defect; 69] = [
         Defect::TakeNeighboursPosition,
+        Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,

@@ -36,7 +36,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(crate) use bounds::READS_MAX;
 pub use intent::{Completion, Intent, NamedData, RequestId, SessionRecord, Slot, Ticket};
 pub use locks::{HeldLock, LOCKS_MAX};
-pub use view::View;
+pub use view::{ReadPermit, View};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};

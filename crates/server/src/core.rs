@@ -134,6 +134,8 @@ impl Core {
                 self.member.handle_completion(now, completion);
             }
         }
+        let local_reads = self.pool.local_reads();
+        local_reads.publish(self.member.read_permit(local_reads.session()));
         let outgoing = std::iter::from_fn(|| self.member.poll_outgoing());
         let sent = outgoing.filter_map(|it| host.keep(it));
         Ok(Some(Output {

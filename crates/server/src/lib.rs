@@ -11,6 +11,7 @@ mod execute;
 mod executor;
 mod grants;
 mod holds;
+mod local_reads;
 pub mod membership;
 pub mod node;
 mod pool;
@@ -18,4 +19,5 @@ pub mod table;
 
 pub use crate::core::{Core, Failed, Host, Output};
 pub use executor::{Executed, Executor, Request};
+pub use local_reads::{LocalRead, LocalReads};
 pub use pool::UnitPool;

@@ -42,6 +42,7 @@ pub use inside::Inside;
 pub use status::{LinkStatus, Load, NodeStatus, Role, Space};
 
 use crate::core::Core;
+use crate::local_reads::LocalReads;
 use crate::membership::Membership;
 use growth::Growing;
 use inside::{Outbox, Shared};
@@ -125,6 +126,7 @@ pub struct Node {
     addresses: Vec<Address>,
     identity: Identity,
     id: NodeId,
+    local_reads: Arc<LocalReads>,
 }
 
 impl Node {
@@ -171,6 +173,7 @@ impl Node {
             now,
         )
         .map_err(|source| NodeError::Pool { path, source })?;
+        let local_reads = core.pool().local_reads().clone();
         let (inputs, received) = channel();
         let inbox = Inbox {
             inputs,
@@ -197,6 +200,7 @@ impl Node {
             addresses,
             identity: local,
             id,
+            local_reads,
         };
         node.run(listener, log)?;
         Ok(node)
@@ -238,7 +242,8 @@ impl Node {
 
     /// The way into the node for a client in this process. There is one such client.
     pub fn inside(&self) -> Inside {
-        Inside::new(self.id, self.shared.clone(), self.inbox.clone())
+        let reads = self.local_reads.clone();
+        Inside::new(self.id, self.shared.clone(), self.inbox.clone(), reads)
     }
 
     /// Waits until the node ends.

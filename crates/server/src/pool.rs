@@ -12,11 +12,12 @@ use store::{BLOCK, Error, FileKind, LiveInode, NewInode, Options, Replica, Store
 
 use crate::execute::Serving;
 use crate::executor::Executor;
+use crate::local_reads::LocalReads;
 use crate::table;
 
 enum State {
     Following(Box<Replica>),
-    Serving(Box<Serving>),
+    Serving(Arc<Serving>),
     /// It could not be opened, or is on its way from one state to the other.
     Closed,
 }
@@ -49,6 +50,7 @@ pub struct UnitPool {
     /// Blocks that a session's grant may have.
     grant_blocks: u32,
     defects: Defects,
+    local_reads: Arc<LocalReads>,
 }
 
 /// Ended sessions that left blocks in their grants, with their indexes in the table.
@@ -75,13 +77,20 @@ impl UnitPool {
             unit: unit.unit,
             grant_blocks: unit.grant_blocks,
             defects: Defects::default(),
+            local_reads: Arc::default(),
         })
     }
 
     /// Breaks rules, in tests.
     pub fn with_defects(mut self, defects: &Defects) -> UnitPool {
         self.defects = defects.clone();
+        self.local_reads = Arc::new(LocalReads::new(defects));
         self
+    }
+
+    /// The way of reads that other threads of this process execute.
+    pub fn local_reads(&self) -> &Arc<LocalReads> {
+        &self.local_reads
     }
 
     /// Bytes of the pool's ring.
@@ -170,7 +179,9 @@ impl UnitPool {
         };
         let (records, grants) = self.read_sessions(&serving)?;
         let tail = sequence(serving.executor.store.tail());
-        self.state = State::Serving(Box::new(serving));
+        let serving = Arc::new(serving);
+        self.local_reads.open(serving.clone());
+        self.state = State::Serving(serving);
         Ok(Completion::Opened {
             tail,
             sessions: records,
@@ -221,8 +232,13 @@ impl UnitPool {
     }
 
     fn follow(&mut self) -> Result<Completion, Error> {
+        self.local_reads.close();
         let replica = match std::mem::replace(&mut self.state, State::Closed) {
-            State::Serving(serving) => Box::new(serving.executor.into_store().into_replica()),
+            State::Serving(serving) => {
+                let serving = Arc::into_inner(serving);
+                let serving = serving.ok_or(Error::InvalidArgument("the pool is being read"))?;
+                Box::new(serving.executor.into_store().into_replica())
+            }
             State::Following(replica) => replica,
             State::Closed => return Err(CLOSED),
         };
@@ -230,6 +246,12 @@ impl UnitPool {
         let history = history(&replica);
         self.state = State::Following(replica);
         Ok(Completion::Following { tail, history })
+    }
+}
+
+impl Drop for UnitPool {
+    fn drop(&mut self) {
+        self.local_reads.close();
     }
 }
 

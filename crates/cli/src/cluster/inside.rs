@@ -14,7 +14,7 @@ use connections::messenger::Handle;
 use fuse::MountOptions;
 use parking_lot::{Condvar, Mutex};
 use protocol::NodeId;
-use protocol::wire::Message;
+use protocol::wire::{FileId, Message};
 use serde::{Deserialize, Serialize};
 use server::node::{Inside, Node};
 
@@ -348,6 +348,16 @@ impl network::Inside for Entrance {
 
     fn attach(&self, client: NodeId, wake: Handle) {
         self.0.attach(client, wake);
+    }
+
+    fn read(
+        &self,
+        session: u64,
+        at: (FileId, u64),
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Option<usize> {
+        self.0.read(session, at, into, note_read)
     }
 
     fn has_messages(&self) -> bool {

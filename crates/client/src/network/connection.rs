@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use connections::messenger::{self, Event, Handle, LinkId, Messenger};
@@ -61,6 +62,8 @@ pub struct Connection {
     polled_at: Instant,
     /// What takes turns of waits for locks.
     turns: Arc<Mutex<Option<TurnListener>>>,
+    /// The session that may read in a node of this process without a message; 0 for none.
+    reader: Arc<AtomicU64>,
     events: Vec<Event>,
 }
 
@@ -107,6 +110,7 @@ impl Connection {
             cache: None,
             renew_at: now,
             turns: Arc::default(),
+            reader: Arc::default(),
             events: Vec::new(),
             options,
         })
@@ -133,6 +137,11 @@ impl Connection {
     /// What takes turns, to be set.
     pub fn turns(&self) -> Arc<Mutex<Option<TurnListener>>> {
         self.turns.clone()
+    }
+
+    /// The session that may read locally, as of the last outcome that was delivered.
+    pub fn reader(&self) -> Arc<AtomicU64> {
+        self.reader.clone()
     }
 
     /// When the last lease ends: recalls come until then.
@@ -290,6 +299,9 @@ impl Connection {
     }
 
     fn deliver(&mut self) {
+        // Before a write is delivered that is still in flight: no read may overtake it.
+        let reader = self.client.may_read_locally();
+        self.reader.store(reader.unwrap_or(0), Ordering::Release);
         while let Some(event) = self.client.poll_event() {
             match event {
                 ClientEvent::Done {

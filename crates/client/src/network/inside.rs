@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use connections::messenger::Handle;
+use operations::FileId;
 use protocol::NodeId;
 use protocol::wire::Message;
 
@@ -16,6 +17,15 @@ pub trait Inside: Send + Sync {
     fn node(&self) -> NodeId;
     /// The client that enters it from now on, and what wakes that client.
     fn attach(&self, client: NodeId, wake: Handle);
+    /// Reads from a file at an offset on this thread, if the node is the primary and needs no message for it. Returns the
+    /// bytes read.
+    fn read(
+        &self,
+        session: u64,
+        at: (FileId, u64),
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Option<usize>;
     /// Whether it has messages for the client.
     fn has_messages(&self) -> bool;
     /// Gives it messages, and takes those for the client. Returns whether the node is there.

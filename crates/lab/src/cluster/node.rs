@@ -9,8 +9,9 @@ use pmem::{Moment, Random, Simulation};
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use protocol::defects::Defect;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
+use protocol::wire::FileId;
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
-use server::{Core, Host, Output};
+use server::{Core, Host, LocalRead, Output};
 
 use super::time::{Clock, Time};
 
@@ -231,6 +232,26 @@ impl Machine {
     /// The figures of its pool, while it is open for changes.
     pub fn statistics(&self) -> Option<store::Statistics> {
         self.process.as_ref()?.pool().statistics()
+    }
+
+    /// Executes a read of a client in its process. A step that comes before the answer is one of the service thread, while
+    /// the client's thread was suspended.
+    pub fn read_locally(
+        &self,
+        session: u64,
+        (file, offset): (FileId, u64),
+        into: &mut [u8],
+    ) -> Option<LocalRead> {
+        let reads = self.process.as_ref()?.pool().local_reads();
+        reads.set_session(session);
+        reads.read(file, offset, into, false)
+    }
+
+    /// Whether the client may get the data of its read now.
+    pub fn may_answer(&self, read: &LocalRead, session: u64, now: Time) -> bool {
+        let process = self.process.as_ref();
+        let now = self.clock.local(now);
+        process.is_some_and(|it| it.pool().local_reads().may_answer(read, session, now))
     }
 
     /// Its memory as a region.

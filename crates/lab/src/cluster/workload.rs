@@ -2,6 +2,7 @@
 
 mod ended;
 mod keys;
+pub mod local;
 mod locks;
 mod outcomes;
 mod pages;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 mod checks;
 mod faults;
 mod grow;
+mod local;
 mod onesided;
 mod replace;
 
@@ -111,6 +112,8 @@ pub struct Summary {
     pub one_sided_reads: u64,
     /// Operations that were answered by what clients kept.
     pub kept: u64,
+    /// Local reads that were answered.
+    pub locally_read: usize,
     /// A spare has taken the place of a member.
     pub is_replaced: bool,
     /// Sessions that ended though their clients went on.
@@ -152,6 +155,7 @@ enum Event {
         incarnation: u64,
     },
     Flight(Flight),
+    LocalRead(Box<local::Executed>),
     EndClient {
         client: usize,
         incarnation: u64,
@@ -209,6 +213,9 @@ pub struct World {
     lost: Lost,
     takeovers: Vec<Time>,
     ways: Ways,
+    /// Random source of local reads, and how many were answered.
+    local: Random,
+    locally_read: usize,
     /// The machine that is gone for good, and the spare.
     replacement: Option<Replacement>,
     /// Additional delay of each node's messages from and to the membership service.
@@ -265,6 +272,8 @@ impl World {
             lost: Lost::default(),
             takeovers: Vec::new(),
             ways: Ways::new(setup.seed ^ WAYS),
+            local: local::random(setup.seed),
+            locally_read: 0,
             replacement: None,
             map_lag: BTreeMap::new(),
             is_calm: false,
@@ -424,6 +433,10 @@ impl World {
                 Ok(())
             }
             Event::Flight(flight) => self.land(now, flight),
+            Event::LocalRead(executed) => {
+                self.answer_locally(now, *executed);
+                Ok(())
+            }
             Event::EndClient {
                 client,
                 incarnation,
@@ -698,6 +711,7 @@ impl World {
             }
             return;
         }
+        self.read_locally(now, client);
         let worker = &mut self.workers[client];
         worker.look_at_kept(now, &mut self.history);
         if worker.read_page(now, &mut self.history) {

@@ -293,3 +293,28 @@ fn a_write_that_begins_the_second_half_of_the_room_for_unconfirmed_ones_waits_fo
     assert_eq!(count(Acknowledge::All), 1);
     assert_eq!(count(Acknowledge::Primary), UNCONFIRMED_MAX - 2);
 }
+
+#[test]
+fn local_reads_wait_for_writes_that_are_only_sent_and_for_a_new_primary() {
+    let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+    client.handle_map(0, map_of(0, 1));
+    assert_eq!(client.may_read_locally(), None, "there is no session");
+    client.submit(0, write(1), Acknowledge::Primary);
+    hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+    assert_eq!(client.may_read_locally(), Some(SESSION));
+    client.submit(0, write(2), Acknowledge::Sent);
+    assert_eq!(client.may_read_locally(), None, "its user thinks it done");
+    let reply = Body::Reply {
+        slot: 1,
+        outcome: Outcome::done(),
+        position: 10,
+        confirmed: 0,
+        grant: Grant::default(),
+    };
+    hear(&mut client, 1, reply);
+    assert_eq!(client.may_read_locally(), Some(SESSION));
+    client.handle_map(0, map_of(1, 2));
+    assert_eq!(client.may_read_locally(), None, "it has not resumed");
+    let client = client.with_mode(Mode::CLIENT_ACTIVE);
+    assert_eq!(client.may_read_locally(), None);
+}

@@ -135,9 +135,17 @@ impl Primary {
 
     /// For how long after `now` no other member can be primary, by this member's clock.
     pub fn valid_ns(&self, now: u64) -> u64 {
+        match self.valid_until() {
+            u64::MAX => u64::MAX,
+            until => until.saturating_sub(now),
+        }
+    }
+
+    /// No other member can be primary before, by this member's clock; `u64::MAX` if there is none.
+    pub fn valid_until(&self) -> u64 {
         let counted = self.peers.values().filter(|peer| peer.is_counted);
         let until = counted.map(|peer| peer.lease_until).min();
-        until.map_or(u64::MAX, |until| until.saturating_sub(now))
+        until.unwrap_or(u64::MAX)
     }
 
     /// Whether requests are served now.

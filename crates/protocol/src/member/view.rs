@@ -13,7 +13,32 @@ pub struct View {
     pub waiting: usize,
 }
 
+/// What a primary permits to reads that are executed in its store without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadPermit {
+    /// By its clock, no other member serves before; 0 if it does not serve.
+    pub until: u64,
+    /// All members that it counts have the records below.
+    pub confirmed: u64,
+}
+
 impl Member {
+    /// What it permits to reads of a session, until its next input. A member that it counts later gets no vote before
+    /// messages of that step leave the process, so the end only moves on as long as it is primary.
+    pub fn read_permit(&self, session: u64) -> ReadPermit {
+        let Role::Serving(primary) = &self.role else {
+            return ReadPermit::default();
+        };
+        let session = primary.sessions.by_number.get(&session);
+        if primary.replaying.is_some() || session.is_none_or(|it| it.is_ending) {
+            return ReadPermit::default();
+        }
+        ReadPermit {
+            until: primary.valid_until(),
+            confirmed: primary.confirmed,
+        }
+    }
+
     /// Its progress, if it is primary by the newest map that it has received.
     pub fn view(&self) -> Option<View> {
         let Role::Serving(primary) = &self.role else {

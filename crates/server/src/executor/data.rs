@@ -84,6 +84,23 @@ impl Executor {
         Ok(shown(Outcome::with_data(data), version))
     }
 
+    /// Reads into a buffer; the bytes read, and the version of the file, which is no older than they. `None` if the read is
+    /// to be noted, and the access time has to change.
+    pub(crate) fn read_into(
+        &self,
+        file: FileId,
+        offset: u64,
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Result<Option<(usize, u64)>, Error> {
+        let node = self.node(file)?;
+        if note_read && self.store.owes_access_time(&node) {
+            return Ok(None);
+        }
+        let read = self.store.read(&node, offset, into)?;
+        Ok(Some((read, self.store.attributes(&node).version)))
+    }
+
     /// Writes all of the data or nothing if the transaction has a reply: the reply states that the request was
     /// executed.
     fn write(

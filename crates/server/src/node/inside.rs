@@ -5,7 +5,7 @@
 //!                   ── Inside::drive ─► the same thread polls for the node until a reply has come
 //!   service thread  ── blocks without the lock; takes what comes while no thread drives, and wakes the client
 //! ```
-//! Messages are passed as they are, not encoded. A call holds the lock for one step, or while it drives. The service thread blocks without the lock, and peers ring for it only
+//! Reads of files do not even need the lock ([`LocalReads`]). Messages are passed as they are, not encoded. A call holds the lock for one step, or while it drives. The service thread blocks without the lock, and peers ring for it only
 //! while no other thread polls. The client has an ordinary link to the node besides, for cluster maps and exports.
 
 use std::sync::Arc;
@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use connections::messenger::Handle;
+use operations::FileId;
 use parking_lot::Mutex;
 use protocol::NodeId;
 use protocol::wire::Message;
 
 use super::service::Service;
 use super::{Inbox, Input, clock};
+use crate::local_reads::LocalReads;
 
 /// The service of a node, until it has ended.
 pub type Shared = Arc<Mutex<Option<Service>>>;
@@ -55,15 +57,22 @@ pub struct Inside {
     node: NodeId,
     service: Shared,
     inbox: Inbox,
+    local_reads: Arc<LocalReads>,
     has_messages: Arc<AtomicBool>,
 }
 
 impl Inside {
-    pub(super) fn new(node: NodeId, service: Shared, inbox: Inbox) -> Inside {
+    pub(super) fn new(
+        node: NodeId,
+        service: Shared,
+        inbox: Inbox,
+        local_reads: Arc<LocalReads>,
+    ) -> Inside {
         Inside {
             node,
             service,
             inbox,
+            local_reads,
             has_messages: Arc::default(),
         }
     }
@@ -88,6 +97,20 @@ impl Inside {
     /// Whether there are messages for the client.
     pub fn has_messages(&self) -> bool {
         self.has_messages.load(Ordering::Acquire)
+    }
+
+    /// Reads from a file on this thread, beside others, if the node is the primary and needs no message for it. Returns the
+    /// bytes read.
+    pub fn read(
+        &self,
+        session: u64,
+        (file, offset): (FileId, u64),
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Option<usize> {
+        let read = self.local_reads.read(file, offset, into, note_read)?;
+        let is_answer = self.local_reads.may_answer(&read, session, clock::now());
+        is_answer.then_some(read.count)
     }
 
     /// Gives the node messages of the client, and takes those for it. Returns whether the node is there.

@@ -182,6 +182,9 @@ impl Service {
     pub fn take_inside(&mut self, message: Message) {
         self.load.messages += 1;
         let envelope = message.envelope;
+        if envelope.session != 0 {
+            self.core.pool().local_reads().set_session(envelope.session);
+        }
         let link = self.peers.link(envelope.from);
         let taken = self.take_of_unit(clock::now(), link, &envelope, |member, now| {
             member.handle_decoded(now, message);
@@ -617,6 +620,7 @@ impl Service {
             links: self.links(),
             load: Load {
                 seconds: (now - self.started_at) / 1_000_000_000,
+                reads: self.load.reads + self.core.pool().local_reads().answered(),
                 ..self.load
             },
             pool: self.core.pool().length(),

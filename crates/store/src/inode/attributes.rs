@@ -128,6 +128,11 @@ impl Store {
         Ok(())
     }
 
+    /// Whether [`Store::note_read`] would make a record now.
+    pub fn owes_access_time(&self, node: &LiveInode) -> bool {
+        needs_access_time(&node.state.read(), self.now_ns())
+    }
+
     #[cold]
     fn set_access_time(&self, node: &LiveInode, now: i64) -> Result<()> {
         let mut state = node.state.write();

@@ -43,21 +43,38 @@ impl Remote {
         let mut done = 0;
         loop {
             let part = (into.len() - done).min(DATA_MAX);
-            let outcome = self.call(Operation::Read {
-                file: inode.file,
-                offset: offset.saturating_add(done as u64),
-                length: part as u32,
-                note_read: note_read && done == 0,
-            })?;
-            let data = outcome.data();
-            let room = into[done..][..part].get_mut(..data.len());
-            room.ok_or_else(|| invalid("a read returned more than was asked for"))?
-                .copy_from_slice(data);
-            done += data.len();
-            if data.len() < part || done == into.len() {
+            let offset = offset.saturating_add(done as u64);
+            let notes = note_read && done == 0;
+            let read = self.read_part(inode, offset, &mut into[done..][..part], notes)?;
+            done += read;
+            if read < part || done == into.len() {
                 return Ok(done);
             }
         }
+    }
+
+    fn read_part(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Result<usize> {
+        let requests = &self.0.requests;
+        if let Some(read) = requests.read_locally(inode.file, offset, into, note_read) {
+            return Ok(read);
+        }
+        let outcome = self.call(Operation::Read {
+            file: inode.file,
+            offset,
+            length: into.len() as u32,
+            note_read,
+        })?;
+        let data = outcome.data();
+        let room = into.get_mut(..data.len());
+        room.ok_or_else(|| invalid("a read returned more than was asked for"))?
+            .copy_from_slice(data);
+        Ok(data.len())
     }
 
     pub(in super::super) fn write(

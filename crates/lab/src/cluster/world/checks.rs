@@ -414,6 +414,7 @@ impl World {
             one_sided_writes,
             one_sided_reads,
             kept: self.workers.iter().map(Worker::kept).sum(),
+            locally_read: self.locally_read,
             is_replaced: self.is_replaced(),
             ended_sessions,
             operations: checked.operations,
