@@ -97,7 +97,7 @@ pub enum Event {
         /// The link that it came over.
         link: LinkId,
         /// Its bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// [`Messenger::dial`] has ended.
     Dialed {
@@ -371,12 +371,12 @@ impl Messenger {
         LinkId::new(slot, self.links[slot].generation)
     }
 
-    /// Sends a message, or keeps the part that the peer does not take yet. All of it is sent with the next poll at the
+    /// Sends a message, or keeps it, shared, until the peer takes the rest. All that it takes is sent with the next poll at the
     /// latest.
     ///
     /// # Errors
     /// [`SendError`]; nothing of the message is sent then.
-    pub fn send(&mut self, id: LinkId, bytes: &[u8]) -> Result<(), SendError> {
+    pub fn send(&mut self, id: LinkId, bytes: &Bytes) -> Result<(), SendError> {
         if bytes.len() > MESSAGE_MAX {
             return Err(SendError::TooLong(bytes.len()));
         }
@@ -389,7 +389,7 @@ impl Messenger {
         if waiting > 0 {
             return match waiting + bytes.len() <= most {
                 true => {
-                    link.keep(bytes, 0);
+                    link.keep(bytes.clone(), 0);
                     Ok(())
                 }
                 false => Err(SendError::Backlog(waiting)),
@@ -402,7 +402,7 @@ impl Messenger {
         if link.is_ready && link.post(queue, lane.pool.as_ref(), bytes, &mut at) == Post::All {
             return Ok(());
         }
-        link.keep(bytes, at);
+        link.keep(bytes.clone(), at);
         self.behind.push(slot);
         Ok(())
     }
@@ -543,7 +543,7 @@ impl Messenger {
             Ok(None) => {}
             Ok(Some(bytes)) => events.push(Event::Message {
                 link: LinkId::new(slot, generation),
-                bytes,
+                bytes: bytes.into(),
             }),
             Err(what) => self.end(slot, Reason::Fragment(what), events),
         }

@@ -389,7 +389,7 @@ fn tell(follower: &mut Follower, request: u64, body: Body) {
         ..Envelope::default()
     };
     let bytes = Message { envelope, body }.encode(false);
-    follower.handle_message(100 * MILLISECOND, &bytes);
+    follower.handle_message(100 * MILLISECOND, &bytes.into());
 }
 
 /// Whether a shipment writes the data of a record at this position into the image.
@@ -397,11 +397,11 @@ fn takes_data(follower: &mut Follower, from: u64, position: u64) -> bool {
     let data = Data {
         position,
         offset: 4096,
-        bytes: vec![7; 4096],
+        bytes: vec![7; 4096].into(),
     };
     let shipment = Body::Shipment {
         from,
-        records: vec![0; 256],
+        records: vec![0; 256].into(),
         data: vec![data],
     };
     tell(follower, 0, shipment);

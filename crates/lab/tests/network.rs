@@ -380,7 +380,7 @@ fn a_wrong_key_opens_no_memory_and_ends_the_link() {
         };
         for body in [Body::Hello { map_version: 0 }, reach] {
             let bytes = Message { envelope, body }.encode(false);
-            messenger.send(link, &bytes).unwrap();
+            messenger.send(link, &bytes.into()).unwrap();
         }
         let (start, mut events) = (Instant::now(), Vec::new());
         while !events.iter().any(|it| matches!(it, Event::Lost { .. })) {

@@ -1,10 +1,14 @@
 //! Operations and outcomes as bytes.
 //!
 //! serde and postcard write and read the values. A decoded value is then validated, so that the rest of the program never
-//! sees a name with a slash, data above the bound or a range that ends before it begins.
+//! sees a name with a slash, data above the bound or a range that ends before it begins. Data is not copied: a decoded value
+//! shares the buffer that it was decoded from.
 
-use serde::Serialize;
+use std::cell::RefCell;
+
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
     COMMIT_BLOCKS_MAX, DATA_MAX, Details, GRANT_BLOCKS_MAX, LOCK_END, ListedEntry, Lock,
@@ -31,7 +35,7 @@ impl Operation {
     ///
     /// # Errors
     /// The bytes are not an operation, or one outside its bounds.
-    pub fn decode(bytes: &[u8]) -> Result<Operation, Malformed> {
+    pub fn decode(bytes: &Bytes) -> Result<Operation, Malformed> {
         let operation: Operation = decode(bytes)?;
         operation.validate()?;
         Ok(operation)
@@ -119,7 +123,7 @@ impl Outcome {
     ///
     /// # Errors
     /// The bytes are not an outcome, or one outside its bounds.
-    pub fn decode(bytes: &[u8]) -> Result<Outcome, Malformed> {
+    pub fn decode(bytes: &Bytes) -> Result<Outcome, Malformed> {
         let outcome: Outcome = decode(bytes)?;
         outcome.validate()?;
         Ok(outcome)
@@ -140,12 +144,33 @@ fn encode(value: &impl Serialize, to: Vec<u8>) -> Vec<u8> {
     postcard::to_extend(value, to).expect("every value has an encoding, and a vector always grows")
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
-    match postcard::take_from_bytes(bytes) {
+fn decode<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Malformed> {
+    SOURCE.set(bytes.clone());
+    let decoded = postcard::take_from_bytes(bytes);
+    SOURCE.take();
+    match decoded {
         Ok((value, [])) => Ok(value),
         Ok(_) => Err(Malformed("bytes follow its last field")),
         Err(_) => Err(Malformed("its fields cannot be read")),
     }
+}
+
+thread_local! {
+    /// The bytes that this thread decodes: serde hands on no buffer that a value could share.
+    static SOURCE: RefCell<Bytes> = const { RefCell::new(Bytes::new()) };
+}
+
+/// Data as a part of the bytes that are decoded.
+pub(crate) fn shared<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D::Error> {
+    let data: &'de [u8] = Deserialize::deserialize(from)?;
+    SOURCE.with_borrow(|source| {
+        let (all, part) = (source.as_ptr_range(), data.as_ptr_range());
+        let is_part = all.start <= part.start && part.end <= all.end;
+        Ok(match is_part {
+            true => source.slice_ref(data),
+            false => Bytes::copy_from_slice(data),
+        })
+    })
 }
 
 fn check(is_valid: bool, otherwise: &'static str) -> Result<(), Malformed> {

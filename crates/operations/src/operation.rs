@@ -197,6 +197,7 @@ pub enum Operation {
         /// Position of the data in the file.
         at: WriteAt,
         /// The data.
+        #[serde(deserialize_with = "crate::encoding::shared")]
         data: Bytes,
         /// First [`Operation::DropPrivileges`], with this `set_id`.
         drop_privileges: Option<bool>,

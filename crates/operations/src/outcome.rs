@@ -34,7 +34,7 @@ pub enum Details {
     #[default]
     Nothing,
     /// Bytes: data, a link's target, a value, a grant, a layout.
-    Data(Bytes),
+    Data(#[serde(deserialize_with = "crate::encoding::shared")] Bytes),
     /// A page of a directory; empty at its end.
     Entries(Vec<ListedEntry>),
     /// Names of extended attributes.

@@ -12,8 +12,8 @@ use crate::leases::holder::Holder;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::member::READS_MAX;
 use crate::wire::{
-    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, ErrorCode, FileId, Held, Message, Operation,
-    Outcome, Refusal, Replay,
+    Acknowledge, BODY_MAX, Body, Bytes, DATA_MAX, Envelope, ErrorCode, FileId, Held, Message,
+    Operation, Outcome, Refusal, Replay,
 };
 use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
 use active::Active;
@@ -263,7 +263,7 @@ impl Client {
     }
 
     /// A message arrived.
-    pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
+    pub fn handle_message(&mut self, now: u64, bytes: &Bytes) {
         if let Ok(message) = Message::decode(bytes, &self.defects) {
             self.handle_decoded(now, message);
         }

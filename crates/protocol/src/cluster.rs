@@ -179,6 +179,7 @@ impl ClusterMap {
             window: 1 << 20,
             min_sync: self.units.first().map_or(1, UnitEntry::least_in_sync),
             batch: 64 << 10,
+            push: 4 << 20,
             reliable: true,
             ..Options::default()
         }

@@ -9,7 +9,7 @@ use operations::{Lock, LockKind, LockSpace};
 
 use crate::halves;
 use crate::member::{Completion, HeldLock, Intent, SessionRecord};
-use crate::wire::{self, Body, ErrorCode, FileId, Message, Outcome};
+use crate::wire::{self, Body, Bytes, ErrorCode, FileId, Message, Outcome};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots, 8 leases and 64 reads each,
@@ -40,8 +40,8 @@ pub fn message(input: &[u8]) {
 
 fn decode(bytes: &[u8]) {
     let defects = Defects::default();
-    if let Ok(message) = Message::decode(bytes, &defects) {
-        let again = Message::decode(&message.encode(true), &defects);
+    if let Ok(message) = Message::decode(&Bytes::copy_from_slice(bytes), &defects) {
+        let again = Message::decode(&message.encode(true).into(), &defects);
         assert_eq!(again.as_ref(), Ok(&message), "it changes on its way");
     }
 }
@@ -222,7 +222,7 @@ impl World {
     fn say(&mut self, times: u64) {
         for _ in 0..times {
             let last = self.last.clone();
-            self.member.handle_message(self.now, &last);
+            self.member.handle_message(self.now, &last.into());
         }
     }
 
@@ -304,17 +304,19 @@ impl World {
                 from,
                 below,
                 to,
-                data_of,
+                data_of: _,
+                is_for_group,
             } => {
                 let end = self.tail.number.min(below);
                 let length = end.saturating_sub(from).min(256);
                 let is_held = choice % 8 != 7 && length > 0;
-                let records = is_held.then(|| vec![choice; length as usize]);
+                let records = is_held.then(|| vec![choice; length as usize].into());
                 Completion::Records {
                     from,
                     to,
                     records,
-                    data: data_of.map(|_| Vec::new()),
+                    data: Vec::new(),
+                    is_for_group,
                 }
             }
             Intent::ReadImage {
@@ -329,7 +331,7 @@ impl World {
                 offset,
                 position: self.tail.number,
                 skipped: length.saturating_sub(most),
-                bytes: vec![choice; length.min(most) as usize],
+                bytes: vec![choice; length.min(most) as usize].into(),
             },
             Intent::Ingest { from, records, .. } => self.ingest(from, records.len(), choice),
             Intent::TouchedSince { position } => Completion::Touched {

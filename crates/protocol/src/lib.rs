@@ -28,9 +28,9 @@ pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NO_NODE, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
-use wire::DATA_MAX;
 use wire::Message;
 use wire::active::GRANT_MAX;
+use wire::{Bytes, DATA_MAX};
 
 /// A message of a state machine, and where it goes. A receiver in the same process takes it as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Outgoing {
     /// The message as bytes.
     pub fn encode(self) -> Transmit {
         Transmit {
-            bytes: self.message.encode(self.with_parity),
+            bytes: self.message.encode(self.with_parity).into(),
             to: self.to,
         }
     }
@@ -59,7 +59,7 @@ pub struct Transmit {
     /// One node, or several with one multicast send.
     pub to: Vec<NodeId>,
     /// The message.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 /// Requests that a session may have in flight, at most: its answers are in one block of the image.
@@ -100,6 +100,9 @@ pub struct Options {
     /// Least number of members in sync with which the primary accepts changes. Below it changes wait, and reads
     /// continue.
     pub min_sync: usize,
+    /// Data that records name and that a member in sync was sent with them and does not have yet, in bytes: beyond it,
+    /// records that name more wait. 0: members fetch all data.
+    pub push: u64,
     /// Records in one message, in bytes: as many as fit, one at least.
     pub batch: usize,
     /// Image bytes in one message.
@@ -192,6 +195,7 @@ impl Default for Options {
             session_ns: 3000 * MILLISECOND,
             window: 64 << 10,
             min_sync: 1,
+            push: 0,
             batch: 16 << 10,
             refill: 64 << 10,
             fetch_window: 1 << 20,

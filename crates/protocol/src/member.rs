@@ -40,7 +40,7 @@ pub use view::{ReadPermit, View};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Body, Envelope, Message};
+use crate::wire::{Body, Bytes, Envelope, Message};
 use crate::{Options, Outgoing, Transmit};
 use elect::Candidacy;
 use follow::Following;
@@ -226,7 +226,7 @@ impl Member {
     }
 
     /// A message arrived. Invalid messages, and those of another cluster, are dropped.
-    pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
+    pub fn handle_message(&mut self, now: u64, bytes: &Bytes) {
         if let Ok(message) = Message::decode(bytes, &self.defects) {
             self.handle_decoded(now, message);
         }

@@ -28,7 +28,8 @@ pub use group::{Data, is_of_group, shipment_end};
 pub(crate) use map::seal_map;
 pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{
-    Acknowledge, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome, RECORD_DATA_MAX,
+    Acknowledge, Bytes, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome,
+    RECORD_DATA_MAX,
 };
 pub use renewal::RENEWED_MAX;
 
@@ -111,14 +112,16 @@ pub enum Body {
         /// Position of the first.
         from: u64,
         /// As in the ring.
-        records: Vec<u8>,
+        records: Bytes,
+        /// What the primary's image holds of the data that they name: the receiver fetches the rest.
+        data: Vec<Data>,
     },
     /// Records to a group, with data that they name.
     Shipment {
         /// Position of the first.
         from: u64,
         /// As in the ring.
-        records: Vec<u8>,
+        records: Bytes,
         /// What the primary's image holds of the data.
         data: Vec<Data>,
     },
@@ -173,7 +176,7 @@ pub enum Body {
         /// So many bytes from `offset` on are no metadata and left out; the bytes come behind them.
         skipped: u32,
         /// The bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// A member that is not in sync wants to follow from this position, 0 for a refill of everything.
     Join {
@@ -408,7 +411,8 @@ impl Body {
         match self {
             Body::Heartbeat { .. } => 1,
             Body::Lease { .. } => 2,
-            Body::Records { .. } => 3,
+            Body::Records { data, .. } if data.is_empty() => 3,
+            Body::Records { .. } => group::RECORDS_WITH_DATA,
             Body::Tail { .. } => 4,
             Body::Gap { .. } => 5,
             Body::Fetch { .. } => 6,
@@ -465,10 +469,6 @@ impl Body {
                 to.u64(*sent_at_ns);
                 to.u64(*tail);
                 to.u8((*is_caught_up).into());
-            }
-            Body::Records { from, records } => {
-                to.u64(*from);
-                to.bytes.extend(records);
             }
             Body::Tail { tail, is_caught_up } => {
                 to.u64(*tail);
@@ -614,7 +614,8 @@ impl Body {
             },
             3 => Body::Records {
                 from: from.position()?,
-                records: from.rest().to_vec(),
+                records: from.rest_of_data(),
+                data: Vec::new(),
             },
             4 => Body::Tail {
                 tail: from.position()?,
@@ -633,7 +634,7 @@ impl Body {
                 offset: from.u64()?,
                 position: from.position()?,
                 skipped: from.u32()?,
-                bytes: from.counted(BODY_MAX)?.to_vec(),
+                bytes: from.data(BODY_MAX)?,
             },
             8 => Body::Join {
                 from: from.position()?,
@@ -686,7 +687,7 @@ impl Body {
                     slot,
                     acknowledge,
                     wants_lease,
-                    operation: Arc::new(Operation::decode(from.rest())?),
+                    operation: Arc::new(Operation::decode(&from.rest_of_data())?),
                 }
             }
             38 => Body::Reply {
@@ -694,7 +695,7 @@ impl Body {
                 position: from.position()?,
                 confirmed: from.position()?,
                 grant: read_grant(from)?,
-                outcome: Outcome::decode(from.rest())?,
+                outcome: Outcome::decode(&from.rest_of_data())?,
             },
             39 => {
                 let holds = from.u64()?;

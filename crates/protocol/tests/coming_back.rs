@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use protocol::member::{Completion, Intent, NamedData};
-use protocol::wire::{Body, Envelope, Fetch, Message};
+use protocol::wire::{Body, Bytes, Envelope, Fetch, Message};
 use protocol::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 const MILLISECOND: u64 = 1_000_000;
@@ -41,7 +41,7 @@ impl Scene {
             from: 1,
             ..Envelope::default()
         };
-        let bytes = Message { envelope, body }.encode(false);
+        let bytes = Bytes::from(Message { envelope, body }.encode(false));
         self.member.handle_message(self.now, &bytes);
     }
 
@@ -96,7 +96,7 @@ impl Scene {
             offset: range.start,
             position: 2000,
             skipped: 0,
-            bytes: vec![7; (range.end - range.start) as usize],
+            bytes: vec![7; (range.end - range.start) as usize].into(),
         };
         self.hear(0, range);
         let written = self.next_intent();
@@ -171,7 +171,8 @@ fn only_data_that_was_fetched_is_taken_as_newer() {
     assert!(matches!(scene.next_intent(), Some(Intent::Rewind { .. })));
     let records = Body::Records {
         from: TAIL,
-        records: vec![0; 64],
+        records: vec![0; 64].into(),
+        data: Vec::new(),
     };
     scene.hear(0, records);
     scene.ingests(NamedData::Required);

@@ -318,7 +318,11 @@ type Read = (u64, Vec<NodeId>, bool);
 impl Shipping {
     /// The primary of members 1 and 2. Member 1 is in sync and has all.
     fn new() -> Shipping {
-        let (mut member, now) = primary();
+        Shipping::with(Options::default())
+    }
+
+    fn with(options: Options) -> Shipping {
+        let (mut member, now) = primary_with(options);
         let map = UnitMap {
             members: vec![0, 1, 2],
             in_sync: vec![0, 1],
@@ -353,12 +357,25 @@ impl Shipping {
 
     /// A client writes 64 bytes of records.
     fn write(&mut self) {
+        self.execute(write(), false);
+    }
+
+    /// A client writes 64 bytes of records that name 64 bytes of data, of another file each time.
+    fn write_named(&mut self) {
+        let mut operation = write();
+        if let Operation::Write { file, .. } = &mut operation {
+            file.inode += self.request;
+        }
+        self.execute(operation, true);
+    }
+
+    fn execute(&mut self, operation: Operation, is_by_reference: bool) {
         self.request += 1;
         let request = Body::Request {
             slot: 0,
             acknowledge: Acknowledge::Primary,
             wants_lease: false,
-            operation: write().into(),
+            operation: operation.into(),
         };
         self.hear(CLIENT, request);
         let tickets = executes(&mut self.member);
@@ -370,7 +387,7 @@ impl Shipping {
             position: Some(self.position),
             tail: self.position,
             depends_on: self.position,
-            is_by_reference: false,
+            is_by_reference,
         };
         self.member.handle_completion(self.now, executed);
     }
@@ -383,18 +400,20 @@ impl Shipping {
                 from,
                 below,
                 to,
-                data_of,
+                is_for_group,
+                ..
             } = intent
             else {
                 continue;
             };
-            reads.push((from, to.clone(), data_of.is_some()));
+            reads.push((from, to.clone(), is_for_group));
             let length = below.min(self.position) - from;
             let records = Completion::Records {
                 from,
                 to,
-                records: Some(vec![0; length as usize]),
-                data: data_of.map(|_| Vec::new()),
+                records: Some(vec![0; length as usize].into()),
+                data: Vec::new(),
+                is_for_group,
             };
             self.member.handle_completion(self.now, records);
         }
@@ -459,4 +478,24 @@ fn a_group_gets_no_more_shipments_than_it_has_room_for() {
     assert_eq!(primary.reads(), []);
     primary.set_group(&[1], 1);
     assert_eq!(primary.reads(), [(704, vec![1], true)]);
+}
+
+#[test]
+fn a_member_that_takes_data_slowly_holds_back_the_sender() {
+    let mut primary = Shipping::with(Options {
+        push: 100,
+        ..Options::default()
+    });
+    primary.write_named();
+    assert_eq!(primary.reads(), [(640, vec![1], false)]);
+    primary.write_named();
+    assert_eq!(primary.reads(), [(704, vec![1], false)]);
+    primary.write_named();
+    assert_eq!(primary.reads(), []);
+    let tail = Body::Tail {
+        tail: 704,
+        is_caught_up: true,
+    };
+    primary.hear(1, tail);
+    assert_eq!(primary.reads(), [(768, vec![1], false)]);
 }

@@ -24,7 +24,7 @@ enum State {
 
 const CLOSED: Error = Error::InvalidArgument("the pool is closed");
 
-/// Bytes of data that records of one shipment to a group name, at most, unless it is the first record's.
+/// Bytes of data that records of one message name, at most, unless it is the first record's.
 const SHIPMENT_BYTES: u64 = 1 << 20;
 
 /// Why a pool cannot execute an intent.
@@ -306,26 +306,29 @@ fn carry_out_for_session(serving: &Serving, intent: Intent) -> Option<Completion
     })
 }
 
-/// Reads records, and for a group the data that those name that end at one of these positions.
+/// Reads records, and the data that those name that end at one of these positions.
 fn read_records(
     store: &Store,
     (from, limit): (u64, usize),
     to: Vec<NodeId>,
-    data_of: Option<&[u64]>,
+    (data_of, is_for_group): (&[u64], bool),
 ) -> Completion {
     let mut records = Vec::new();
     let is_held = store.read_records(from, limit, &mut records).is_some();
-    let data = data_of.filter(|_| is_held);
-    let data = data.map(|data_of| read_named(store, from, &mut records, data_of));
+    let data = match is_held && !data_of.is_empty() {
+        true => read_named(store, from, &mut records, data_of),
+        false => Vec::new(),
+    };
     Completion::Records {
         from,
         to,
-        records: is_held.then_some(records),
+        records: is_held.then(|| records.into()),
         data,
+        is_for_group,
     }
 }
 
-/// The data that records name, as much as goes into one shipment. Records beyond it are left to the next one.
+/// The data that records name, as much as goes into one message. Records beyond it are left to the next one.
 fn read_named(store: &Store, from: u64, records: &mut Vec<u8>, data_of: &[u64]) -> Vec<Data> {
     let (mut at, mut left, mut data) = (0, SHIPMENT_BYTES, Vec::new());
     while let Some((length, ranges)) = store.named_data(&records[at..]) {
@@ -344,7 +347,7 @@ fn read_named(store: &Store, from: u64, records: &mut Vec<u8>, data_of: &[u64]) 
                 data.push(Data {
                     position,
                     offset: range.start,
-                    bytes,
+                    bytes: bytes.into(),
                 });
             }
         }
@@ -383,9 +386,10 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             below,
             to,
             data_of,
+            is_for_group,
         } => {
             let limit = (batch as u64).min(below.saturating_sub(from)) as usize;
-            read_records(store, (from, limit), to, data_of.as_deref())
+            read_records(store, (from, limit), to, (&data_of, is_for_group))
         }
         Intent::ReadImage {
             to,
@@ -413,7 +417,7 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
                 offset,
                 position,
                 skipped: skipped as u32,
-                bytes,
+                bytes: bytes.into(),
             }
         }
         Intent::ReleaseFreed { below } => {

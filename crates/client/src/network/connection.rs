@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use connections::messenger::{self, Event, Handle, LinkId, Messenger};
-use operations::{Acknowledge, Held, Operation};
+use operations::{Acknowledge, Bytes, Held, Operation};
 use parking_lot::Mutex;
 use protocol::client::{Event as ClientEvent, Keep, Recalled};
 use protocol::cluster::FIRST_CLIENT;
@@ -348,7 +348,7 @@ impl Connection {
         })
     }
 
-    fn send(&mut self, link: LinkId, bytes: &[u8]) {
+    fn send(&mut self, link: LinkId, bytes: &Bytes) {
         if self.messenger.send(link, bytes).is_err() {
             // A peer that takes nothing is no better than one that is gone.
             self.close(link);
@@ -392,7 +392,7 @@ impl Connection {
             ..self.envelope()
         };
         let bytes = Message { envelope, body }.encode(false);
-        self.send(link, &bytes);
+        self.send(link, &bytes.into());
         self.messenger.expect_export();
     }
 
@@ -496,7 +496,7 @@ impl Connection {
         let envelope = self.envelope();
         let body = Body::Hello { map_version };
         let bytes = Message { envelope, body }.encode(false);
-        self.send(link, &bytes);
+        self.send(link, &bytes.into());
     }
 
     /// Reports a cluster that does not answer.
@@ -553,7 +553,7 @@ impl Connection {
         }
     }
 
-    fn handle_message(&mut self, link: LinkId, bytes: &[u8]) {
+    fn handle_message(&mut self, link: LinkId, bytes: &Bytes) {
         let Ok(message) = Message::decode(bytes, &self.defects) else {
             return;
         };

@@ -353,7 +353,7 @@ impl Requests for Loopback {
     fn call(&self, operation: Operation, _: Acknowledge) -> Result<Outcome, RequestError> {
         self.link.pass(&operation)?;
         let sent = operation.encode(Vec::new());
-        let received = Operation::decode(&sent).inspect_err(|_| {
+        let received = Operation::decode(&sent.into()).inspect_err(|_| {
             // The store refuses the same with its own error.
             assert!(operation.validate().is_err(), "{operation:?}");
         });
@@ -366,7 +366,7 @@ impl Requests for Loopback {
             Err(_) => Outcome::failed(ErrorCode::InvalidArgument),
         };
         let answer = outcome.encode(Vec::new());
-        let decoded = Outcome::decode(&answer);
+        let decoded = Outcome::decode(&answer.into());
         Ok(decoded.unwrap_or_else(|malformed| panic!("{outcome:?}: {malformed}")))
     }
 

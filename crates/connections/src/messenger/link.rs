@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
+
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
@@ -25,7 +27,7 @@ pub struct Link {
 }
 
 struct Waiting {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     /// Bytes of it that were posted.
     at: usize,
 }
@@ -69,13 +71,10 @@ impl Link {
     }
 
     /// Keeps a message, of which `at` bytes were posted.
-    pub fn keep(&mut self, bytes: &[u8], at: usize) {
+    pub fn keep(&mut self, bytes: Bytes, at: usize) {
         // An empty message counts, too.
         self.backlog_bytes += bytes.len().max(1);
-        self.backlog.push_back(Waiting {
-            bytes: bytes.to_vec(),
-            at,
-        });
+        self.backlog.push_back(Waiting { bytes, at });
     }
 
     /// Posts what waits; whether that was all.

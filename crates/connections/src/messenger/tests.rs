@@ -119,12 +119,12 @@ fn caller(listener: &mut Listener, dials: &mut Messenger) -> crate::control::Cal
     panic!("nothing calls");
 }
 
-fn message(seed: usize, length: usize) -> Vec<u8> {
+fn message(seed: usize, length: usize) -> Bytes {
     (0..length).map(|at| ((at + seed) % 251) as u8).collect()
 }
 
 /// The messages in these events, which are all of one link.
-fn messages(events: Vec<Event>, from: LinkId) -> Vec<Vec<u8>> {
+fn messages(events: Vec<Event>, from: LinkId) -> Vec<Bytes> {
     let message = |event| match event {
         Event::Message { link, bytes } if link == from => bytes,
         event => panic!("{event:?}"),
@@ -209,8 +209,12 @@ fn a_peer_that_takes_nothing_fills_the_backlog_and_gets_all_later() {
         while pair.near.backlog(pair.to_far) > 0 {
             pair.near.poll(&mut Vec::new());
         }
-        pair.near.send(pair.to_far, b"again").unwrap();
-        let too_long = pair.near.send(pair.to_far, &vec![0; MESSAGE_MAX + 1]);
+        pair.near
+            .send(pair.to_far, &Bytes::from_static(b"again"))
+            .unwrap();
+        let too_long = pair
+            .near
+            .send(pair.to_far, &vec![0; MESSAGE_MAX + 1].into());
         assert_eq!(too_long, Err(SendError::TooLong(MESSAGE_MAX + 1)));
     }
 }
@@ -220,7 +224,10 @@ fn the_end_of_a_link_is_reported_once_and_its_id_is_not_used_again() {
     for provider in BOTH {
         let mut pair = Pair::new(options(provider));
         pair.far.close(pair.to_near);
-        assert_eq!(pair.far.send(pair.to_near, b"a"), Err(SendError::Ended));
+        assert_eq!(
+            pair.far.send(pair.to_near, &Bytes::from_static(b"a")),
+            Err(SendError::Ended)
+        );
         assert_eq!(pair.far.links().count(), 0);
         let mut events = Vec::new();
         while events.is_empty() {
@@ -230,7 +237,10 @@ fn the_end_of_a_link_is_reported_once_and_its_id_is_not_used_again() {
             matches!(&events[..], [Event::Lost { link, .. }] if *link == pair.to_far),
             "{events:?}"
         );
-        assert_eq!(pair.near.send(pair.to_far, b"a"), Err(SendError::Ended));
+        assert_eq!(
+            pair.near.send(pair.to_far, &Bytes::from_static(b"a")),
+            Err(SendError::Ended)
+        );
         assert_eq!(
             pair.near.wait(&mut Vec::new(), Duration::from_millis(50)),
             0
@@ -332,15 +342,15 @@ fn no_wake_up_is_lost_between_threads_that_block_at_once() {
             move || {
                 let start = Instant::now();
                 if begins {
-                    messenger.send(link, b"ball").unwrap();
+                    messenger.send(link, &Bytes::from_static(b"ball")).unwrap();
                 }
                 let mut events = Vec::new();
                 for _ in 0..300 {
                     while events.is_empty() {
                         messenger.wait(&mut events, LONG);
                     }
-                    assert_eq!(messages(std::mem::take(&mut events), link), [b"ball"]);
-                    messenger.send(link, b"ball").unwrap();
+                    assert_eq!(messages(std::mem::take(&mut events), link), [&b"ball"[..]]);
+                    messenger.send(link, &Bytes::from_static(b"ball")).unwrap();
                 }
                 // The last message reaches the other side, and the end of this one only after it.
                 messenger.wait(&mut events, LONG);
@@ -359,7 +369,9 @@ fn no_wake_up_is_lost_between_threads_that_block_at_once() {
 fn an_idle_link_uses_no_processor() {
     for provider in BOTH {
         let mut pair = Pair::new(options(provider));
-        pair.far.send(pair.to_near, b"joined").unwrap();
+        pair.far
+            .send(pair.to_near, &Bytes::from_static(b"joined"))
+            .unwrap();
         let mut events = Vec::new();
         while events.is_empty() {
             pair.far.poll(&mut Vec::new());

@@ -17,7 +17,9 @@ use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, Tr
 use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
-use protocol::{Defects, EpochStart, Member, Mode, NO_NODE, Options, Sequence, Transmit, UnitMap};
+use protocol::{
+    ClusterMap, Defects, EpochStart, Member, Mode, NO_NODE, Options, Sequence, Transmit, UnitMap,
+};
 use store::{FileKind, Geometry, Store};
 
 use super::node::Machine;
@@ -155,6 +157,7 @@ impl Unit {
         let machine = |node| Machine::new(node, clock(), image.clone(), 1);
         let options = Options {
             parity,
+            push: ClusterMap::default().options().push,
             ..Options::default()
         };
         let client =
@@ -265,10 +268,10 @@ impl Unit {
         };
         match event {
             Event::Deliver { to, bytes } if to >= FIRST_CLIENT => {
-                self.client_step(now, to, |it, local| it.handle_message(local, &bytes));
+                self.client_step(now, to, |it, local| it.handle_message(local, &bytes.into()));
             }
             Event::Deliver { to, bytes } => {
-                self.member_step(now, to, |it, local| it.handle_message(local, &bytes))?;
+                self.member_step(now, to, |it, local| it.handle_message(local, &bytes.into()))?;
             }
             Event::Timer { to, at } if to >= FIRST_CLIENT => {
                 if self.client_timers[index(to)] == Some(at) {

@@ -15,7 +15,7 @@ mod replace;
 use fabric_simulation::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
-use protocol::wire::Message;
+use protocol::wire::{Bytes, Message};
 use protocol::{Defects, Member, NO_NODE, Options, Transmit, UnitMap};
 
 use super::history::History;
@@ -82,6 +82,7 @@ impl Setup {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
+                push: *Random::new(seed).pick(&[0, 16 << 10]),
                 // There are not many blocks.
                 grant_blocks: 32,
                 // A client keeps more than that at times.
@@ -407,7 +408,7 @@ impl World {
             return Ok(());
         };
         match event {
-            Event::Deliver { to, bytes } => self.deliver(now, to, &bytes),
+            Event::Deliver { to, bytes } => self.deliver(now, to, &bytes.into()),
             Event::Timer {
                 node,
                 incarnation,
@@ -575,7 +576,7 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, now: Time, to: u32, bytes: &[u8]) -> Result<(), String> {
+    fn deliver(&mut self, now: Time, to: u32, bytes: &Bytes) -> Result<(), String> {
         self.note(|| match Message::decode(bytes, &Defects::default()) {
             Ok(message) => {
                 let mut body = format!("{:?}", message.body);

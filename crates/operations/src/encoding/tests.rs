@@ -256,12 +256,20 @@ fn outcomes() -> Vec<Outcome> {
 fn every_operation_and_outcome_is_read_as_it_was_written() {
     for operation in operations() {
         let bytes = operation.encode(Vec::new());
-        assert_eq!(Operation::decode(&bytes), Ok(operation));
+        assert_eq!(Operation::decode(&bytes.into()), Ok(operation));
     }
     for outcome in outcomes() {
         let bytes = outcome.encode(Vec::new());
-        assert_eq!(Outcome::decode(&bytes), Ok(outcome));
+        assert_eq!(Outcome::decode(&bytes.into()), Ok(outcome));
     }
+}
+
+#[test]
+fn data_of_a_decoded_value_is_a_part_of_the_bytes() {
+    let bytes = Bytes::from(Outcome::with_data(vec![5; 1000]).encode(Vec::new()));
+    let outcome = Outcome::decode(&bytes).unwrap();
+    let (all, data) = (bytes.as_ptr_range(), outcome.data().as_ptr_range());
+    assert!(all.start <= data.start && data.end <= all.end);
 }
 
 #[test]
@@ -269,10 +277,11 @@ fn truncated_and_lengthened_bytes_are_refused() {
     for operation in operations() {
         let mut bytes = operation.encode(Vec::new());
         for end in 0..bytes.len() {
-            assert!(Operation::decode(&bytes[..end]).is_err(), "{operation:?}");
+            let cut = Bytes::copy_from_slice(&bytes[..end]);
+            assert!(Operation::decode(&cut).is_err(), "{operation:?}");
         }
         bytes.push(0);
-        assert!(Operation::decode(&bytes).is_err(), "{operation:?}");
+        assert!(Operation::decode(&bytes.into()).is_err(), "{operation:?}");
     }
 }
 
@@ -290,14 +299,15 @@ fn no_bytes_make_decoding_panic_and_decoded_values_are_valid() {
             let mut bytes = sample.clone();
             let at = (random >> 33) as usize % bytes.len();
             bytes[at] = (random >> 24) as u8;
+            let bytes = Bytes::from(bytes);
             if let Ok(operation) = Operation::decode(&bytes) {
                 assert_eq!(operation.validate(), Ok(()));
                 let again = operation.encode(Vec::new());
-                assert_eq!(Operation::decode(&again), Ok(operation));
+                assert_eq!(Operation::decode(&again.into()), Ok(operation));
             }
             if let Ok(outcome) = Outcome::decode(&bytes) {
                 let again = outcome.encode(Vec::new());
-                assert_eq!(Outcome::decode(&again), Ok(outcome));
+                assert_eq!(Outcome::decode(&again.into()), Ok(outcome));
             }
         }
     }
@@ -394,7 +404,7 @@ fn too_long() -> Vec<Operation> {
 fn operations_outside_their_bounds_are_refused() {
     for operation in [hostile(), too_long()].concat() {
         let bytes = operation.encode(Vec::new());
-        assert!(Operation::decode(&bytes).is_err(), "{operation:?}");
+        assert!(Operation::decode(&bytes.into()).is_err(), "{operation:?}");
     }
 }
 

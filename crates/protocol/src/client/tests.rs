@@ -17,7 +17,7 @@ fn hear(client: &mut Client, request: u64, body: Body) {
         request,
         ..Envelope::default()
     };
-    client.handle_message(request, &Message { envelope, body }.encode(false));
+    client.handle_message(request, &Message { envelope, body }.encode(false).into());
 }
 
 fn map_of(primary: NodeId, epoch: u32) -> UnitMap {

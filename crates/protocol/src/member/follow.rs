@@ -9,7 +9,7 @@ use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
-use crate::wire::{Body, Data, Envelope, Fetch};
+use crate::wire::{Body, Bytes, Data, Envelope, Fetch};
 
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
@@ -21,7 +21,7 @@ pub(super) struct Arrived {
     pub offset: u64,
     pub position: u64,
     pub skipped: u64,
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 impl Arrived {
@@ -34,9 +34,9 @@ impl Arrived {
 /// State of a member that follows.
 pub(super) struct Following {
     /// Records that came before those in front of them, by position.
-    early: BTreeMap<u64, (Vec<u8>, Vec<Data>)>,
+    early: BTreeMap<u64, (Bytes, Vec<Data>)>,
     /// Records that are being taken, or wait for data that one of them names.
-    held: Option<(u64, Vec<u8>)>,
+    held: Option<(u64, Bytes)>,
     /// Fetched ranges of the data that the records beyond the tail name.
     fetched: Vec<Range<u64>>,
     /// The held records are taken though their data is not there any more: newer data is.
@@ -179,8 +179,12 @@ impl Member {
                 position,
                 ..
             } => self.handle_heartbeat(now, sent_at_ns, position),
-            Body::Records { from, records } => self.handle_records(now, from, records, Vec::new()),
-            Body::Shipment {
+            Body::Records {
+                from,
+                records,
+                data,
+            }
+            | Body::Shipment {
                 from,
                 records,
                 data,
@@ -262,7 +266,7 @@ impl Member {
         }
     }
 
-    fn handle_records(&mut self, now: u64, from: u64, records: Vec<u8>, data: Vec<Data>) {
+    fn handle_records(&mut self, now: u64, from: u64, records: Bytes, data: Vec<Data>) {
         if !self.may_follow() {
             return;
         }
@@ -305,7 +309,7 @@ impl Member {
         }
     }
 
-    fn ingest(&mut self, from: u64, records: Vec<u8>) {
+    fn ingest(&mut self, from: u64, records: Bytes) {
         let named = self.named_data();
         let end = from + records.len() as u64;
         let Some(following) = self.following() else {
@@ -534,11 +538,11 @@ mod tests {
             vec![Data {
                 position: 900,
                 offset: 4096,
-                bytes: vec![7; length],
+                bytes: vec![7; length].into(),
             }]
         };
         assert!(following.may_hold(&[0; 64], &data(EARLY_BYTES - 64)));
-        let early = (vec![0; 64], data(EARLY_BYTES - 128));
+        let early = (vec![0; 64].into(), data(EARLY_BYTES - 128));
         following.early.insert(900, early);
         assert!(following.may_hold(&[0; 64], &[]));
         assert!(!following.may_hold(&[0; 64], &data(1)));

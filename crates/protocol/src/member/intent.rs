@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Data, Fetch, FileId, Held, Operation, Outcome};
+use crate::wire::{Bytes, Data, Fetch, FileId, Held, Operation, Outcome};
 
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
@@ -137,8 +137,10 @@ pub enum Intent {
         below: u64,
         /// Members that receive them.
         to: Vec<NodeId>,
-        /// With data that those of them name that end here: for a group.
-        data_of: Option<Vec<u64>>,
+        /// With data that those of them name that end here.
+        data_of: Vec<u64>,
+        /// They go to the members by the unit's group.
+        is_for_group: bool,
     },
     /// Read image bytes for a member.
     ReadImage {
@@ -163,7 +165,7 @@ pub enum Intent {
         /// Position of the first, at most the tail.
         from: u64,
         /// Back to back.
-        records: Vec<u8>,
+        records: Bytes,
         /// Treatment of their out-of-line data.
         named: NamedData,
     },
@@ -177,7 +179,7 @@ pub enum Intent {
         /// First byte.
         offset: u64,
         /// The bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// Discard the records beyond this position and continue there.
     Rewind {
@@ -248,9 +250,11 @@ pub enum Completion {
         /// Members that receive them.
         to: Vec<NodeId>,
         /// Back to back.
-        records: Option<Vec<u8>>,
-        /// Data that they name, as far as it was asked for; `None` if they do not go to a group.
-        data: Option<Vec<Data>>,
+        records: Option<Bytes>,
+        /// Data that they name, as far as it was asked for.
+        data: Vec<Data>,
+        /// As in the intent.
+        is_for_group: bool,
     },
     /// For [`Intent::ReadImage`].
     Image {
@@ -265,7 +269,7 @@ pub enum Completion {
         /// Bytes from `offset` on that were left out: they are no metadata.
         skipped: u32,
         /// The bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// For [`Intent::Ingest`].
     Ingested {

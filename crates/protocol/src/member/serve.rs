@@ -1,6 +1,6 @@
 //! The primary and the other members: leases, shipping of records, members in sync.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::defer::Deferred;
 use super::grants::Quarantines;
@@ -71,8 +71,8 @@ pub(super) struct Primary {
     pub executing: BTreeMap<Ticket, Executing>,
     /// Files with newest data that a record only names: it is not changed in place before the members have it.
     pub held_files: BTreeMap<FileId, u64>,
-    /// Ends of records that name data which only this member was given.
-    pub named_here: BTreeSet<u64>,
+    /// Ends of records that name data which only this member was given, with its length.
+    pub named_here: BTreeMap<u64, u64>,
     /// Shipments that the unit's group takes.
     pub group_room: u32,
     /// Requests that wait until nothing else is to be done.
@@ -209,7 +209,7 @@ impl Member {
             waiting: Vec::new(),
             executing: BTreeMap::new(),
             held_files: BTreeMap::new(),
-            named_here: BTreeSet::new(),
+            named_here: BTreeMap::new(),
             group_room: 0,
             deferred: Deferred::default(),
             next_ticket: 0,
@@ -396,7 +396,8 @@ impl Member {
             from: position,
             below: u64::MAX,
             to,
-            data_of: None,
+            data_of: Vec::new(),
+            is_for_group: false,
         });
     }
 
@@ -419,7 +420,8 @@ impl Member {
                 to,
                 records,
                 data,
-            } => self.records_read((from, to), records, data),
+                is_for_group,
+            } => self.records_read((from, to), records, (data, is_for_group)),
             Completion::Image {
                 to,
                 fetch,

@@ -1,20 +1,32 @@
-//! Shipping: which records are sent to which members, one by one or by the unit's group.
+//! Shipping: which records are sent to which members, one by one or by the unit's group, and with which data.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
 
 use super::Member;
 use super::intent::Intent;
 use super::serve::{Peer, Primary};
 use crate::map::NodeId;
-use crate::wire::{Body, Data, Operation};
+use crate::wire::{Body, Bytes, Data, Operation};
 
 /// A member that was sent records by the group is asked for none for so many times the retry time: the group asks itself.
 const GROUP_RETRIES: u64 = 10;
 /// A gap that a member reports for so many times the retry time is filled by its link: the group has given it what it had.
 const GAP_RETRIES: u64 = 2;
 
-/// Records that are to be read together: from where, up to where, and whether they go to the group.
-type Batch = (u64, u64, bool);
+/// Records that are to be read together: from where, up to where, and how they go.
+type Batch = (u64, u64, Way);
+
+/// How records go to members.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    /// By links. The members fetch the data that they name.
+    Records,
+    /// By links, with the data that they name.
+    WithData,
+    /// By the unit's group, with the data.
+    Group,
+}
 
 impl Peer {
     /// Whether what it lacks may be on its way by the group.
@@ -52,9 +64,22 @@ impl Primary {
             self.held_files.insert(file, end);
         }
         // What a client has written at all members itself, they have.
-        if matches!(operation, Operation::Write { .. }) {
-            self.named_here.insert(end);
+        if let Operation::Write { data, .. } = operation {
+            self.named_here.insert(end, data.len() as u64);
         }
+    }
+
+    /// Members that get data with their records, and how many bytes of it each was sent with records that it does not report
+    /// yet. One that takes data slowly holds back the sender.
+    fn pushed(&self, metadata_only: &[NodeId]) -> BTreeMap<NodeId, u64> {
+        let peers = self.peers.iter();
+        let full = peers.filter(|(node, peer)| peer.is_counted && !metadata_only.contains(node));
+        let pushed = full.map(|(node, peer)| {
+            let sent = peer.sent.unwrap_or_default().max(peer.tail);
+            let ends = self.named_here.range((Excluded(peer.tail), Included(sent)));
+            (*node, ends.map(|(_, bytes)| bytes).sum())
+        });
+        pushed.collect()
     }
 }
 
@@ -88,7 +113,8 @@ impl Member {
     /// position.
     pub(super) fn ship(&mut self, now: u64) {
         let retry = self.options.retry_ns;
-        let window = self.options.window;
+        let (window, push) = (self.options.window, self.options.push);
+        let metadata_only = self.map.metadata_only.clone();
         let Some(primary) = self.primary() else {
             return;
         };
@@ -103,6 +129,11 @@ impl Member {
             let sent = peer.sent.unwrap_or(position);
             sent < position && sent <= peer.tail.max(1) + window && !peer.is_reading
         };
+        let pushed = primary.pushed(&metadata_only);
+        let by_link = |node| match push > 0 && pushed.contains_key(node) {
+            true => Way::WithData,
+            false => Way::Records,
+        };
         // One that is behind the others of the group gets what they have, and then all go on together.
         let is_together = least == most;
         let all_may = primary.group_room > 0
@@ -114,16 +145,21 @@ impl Member {
         for (node, peer) in &mut primary.peers {
             let batch = match (peer.sent, peer.grouped_at) {
                 (None, _) => continue,
-                (Some(sent), None) => (sent, u64::MAX, false),
-                (Some(sent), Some(_)) if is_together => (sent, u64::MAX, true),
+                (Some(sent), None) => (sent, u64::MAX, by_link(node)),
+                (Some(sent), Some(_)) if is_together => (sent, u64::MAX, Way::Group),
                 (Some(sent), Some(_)) if Some(sent) < most => {
-                    (sent, most.unwrap_or(position), false)
+                    (sent, most.unwrap_or(position), by_link(node))
                 }
                 _ => continue,
             };
-            if may_get(peer) && (!batch.2 || all_may) {
+            let has_room = match batch.2 {
+                Way::Records => true,
+                Way::WithData => pushed.get(node).is_none_or(|pushed| *pushed < push),
+                Way::Group => all_may,
+            };
+            if may_get(peer) && has_room {
                 peer.is_reading = true;
-                if batch.2 {
+                if batch.2 == Way::Group {
                     peer.grouped_at = Some(now);
                 }
                 wanted.entry(batch).or_default().push(*node);
@@ -132,13 +168,17 @@ impl Member {
         if primary.least_tail() < position {
             primary.next_tick = primary.next_tick.min(now + retry);
         }
-        for ((from, below, is_for_group), to) in wanted {
-            let data_of = is_for_group.then(|| self.ends_with_data(from));
+        for ((from, below, way), to) in wanted {
+            let data_of = match way {
+                Way::Records => Vec::new(),
+                Way::WithData | Way::Group => self.ends_with_data(from),
+            };
             self.out.intents.push_back(Intent::ReadRecords {
                 from,
                 below,
                 to,
                 data_of,
+                is_for_group: way == Way::Group,
             });
         }
     }
@@ -147,15 +187,15 @@ impl Member {
     fn ends_with_data(&mut self, from: u64) -> Vec<u64> {
         let primary = self.primary();
         primary.map_or(Vec::new(), |it| {
-            it.named_here.range(from..).copied().collect()
+            it.named_here.range(from..).map(|(end, _)| *end).collect()
         })
     }
 
     pub(super) fn records_read(
         &mut self,
         (from, to): (u64, Vec<NodeId>),
-        records: Option<Vec<u8>>,
-        data: Option<Vec<Data>>,
+        records: Option<Bytes>,
+        (data, is_for_group): (Vec<Data>, bool),
     ) {
         let mut goes_to = Vec::new();
         for node in to {
@@ -184,8 +224,8 @@ impl Member {
         let Some(records) = records.filter(|records| !records.is_empty()) else {
             return;
         };
-        let body = match data {
-            Some(data) => {
+        let body = match is_for_group {
+            true => {
                 if let Some(primary) = self.primary().filter(|_| !goes_to.is_empty()) {
                     primary.group_room = primary.group_room.saturating_sub(1);
                 }
@@ -195,7 +235,11 @@ impl Member {
                     data,
                 }
             }
-            None => Body::Records { from, records },
+            false => Body::Records {
+                from,
+                records,
+                data,
+            },
         };
         self.send_all(goes_to, body);
     }

@@ -1,5 +1,7 @@
 //! Reading and writing of little-endian fields. Reading checks every bound; writing cannot fail.
 
+use operations::Bytes;
+
 use super::{Fetch, Malformed};
 use crate::map::Sequence;
 
@@ -9,12 +11,32 @@ const POSITION_END: u64 = 1 << 62;
 /// Takes fields off the front of a message.
 pub struct Reader<'a> {
     rest: &'a [u8],
+    /// Contains `rest`; parts of it can be shared.
+    source: Option<&'a Bytes>,
 }
 
 impl<'a> Reader<'a> {
     /// Reads from the first of these bytes on.
     pub fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { rest: bytes }
+        Reader {
+            rest: bytes,
+            source: None,
+        }
+    }
+
+    /// Reads from the first of these bytes on. Data is shared with them.
+    pub fn sharing(bytes: &'a Bytes) -> Reader<'a> {
+        Reader {
+            rest: bytes,
+            source: Some(bytes),
+        }
+    }
+
+    fn share(&self, part: &'a [u8]) -> Bytes {
+        match self.source {
+            Some(source) => source.slice_ref(part),
+            None => Bytes::copy_from_slice(part),
+        }
     }
 
     /// The next `length` bytes.
@@ -96,9 +118,21 @@ impl<'a> Reader<'a> {
         self.bytes(length)
     }
 
+    /// The same, as shared data.
+    pub fn data(&mut self, max: usize) -> Result<Bytes, Malformed> {
+        let part = self.counted(max)?;
+        Ok(self.share(part))
+    }
+
     /// All that is left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
+    }
+
+    /// All that is left, as shared data.
+    pub fn rest_of_data(&mut self) -> Bytes {
+        let part = self.rest();
+        self.share(part)
     }
 
     /// Nothing may be left.

@@ -1,6 +1,11 @@
 //! The header around a body, its checksum, and bodies in halves.
 
+use std::borrow::Cow;
+
+use operations::Bytes;
+
 use super::bytes::{Reader, Writer};
+use super::group::RECORDS_WITH_DATA;
 use super::{BODY_MAX, Body, Envelope, HEADER, MAGIC, Malformed, Message, OTHER_VERSION, VERSION};
 use crate::defects::Defects;
 use crate::halves::{self, Halves};
@@ -42,7 +47,11 @@ impl Message {
     }
 
     /// The message that these bytes are.
-    pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
+    /// Its data is shared with them.
+    ///
+    /// # Errors
+    /// The first rule of messages that they break.
+    pub fn decode(bytes: &Bytes, defects: &Defects) -> Result<Message, Malformed> {
         let mut from = Reader::new(bytes);
         let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
         if magic != MAGIC {
@@ -60,14 +69,15 @@ impl Message {
         if crc != header_checksum(kind, bytes) {
             return Err(Malformed("its checksum is wrong"));
         }
-        let mended;
+        let mut body = bytes.slice(HEADER..);
         if is_in_halves(kind) {
-            let Halves::Whole(whole, _) = halves::unwrap(from.bytes(length)?, defects) else {
-                return Err(Malformed("both halves of its body are damaged"));
+            body = match halves::unwrap(&body, defects) {
+                Halves::Whole(Cow::Borrowed(whole), _) => body.slice_ref(whole),
+                Halves::Whole(Cow::Owned(repaired), _) => repaired.into(),
+                Halves::AskAgain => return Err(Malformed("both halves of its body are damaged")),
             };
-            mended = whole;
-            from = Reader::new(&mended);
         }
+        let mut from = Reader::sharing(&body);
         let body = Body::read(kind, &mut from)?;
         from.end()?;
         Ok(Message { envelope, body })
@@ -76,7 +86,7 @@ impl Message {
 
 /// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
 pub(crate) fn is_in_halves(kind: u8) -> bool {
-    matches!(kind, 3 | 7 | 37 | 38)
+    matches!(kind, 3 | 7 | RECORDS_WITH_DATA | 37 | 38)
 }
 
 /// The checksum of a message of this kind: of all but the checksum itself, or of the part that cannot be repaired.

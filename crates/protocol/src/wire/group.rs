@@ -1,6 +1,8 @@
-//! Messages of groups: shipments, and what goes beside the frames.
+//! Records with the data that they name, for a link or a group, and what goes beside the frames of groups.
 
 use std::ops::Range;
+
+use operations::Bytes;
 
 use super::bytes::{Reader, Writer};
 use super::{BODY_MAX, Body, HEADER, Malformed};
@@ -10,8 +12,9 @@ pub const SHIPMENT: u8 = 16;
 pub const OFFER: u8 = 17;
 pub const REPORT: u8 = 18;
 pub const FRAMES: u8 = 19;
+pub const RECORDS_WITH_DATA: u8 = 20;
 
-/// Data that a record of a shipment names.
+/// Data that a record names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
     /// Position of the record.
@@ -19,7 +22,7 @@ pub struct Data {
     /// Where it is in the image.
     pub offset: u64,
     /// The bytes.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 /// Whether this is a message about the frames of a group, which goes to no member's state machine.
@@ -38,7 +41,20 @@ pub fn shipment_end(bytes: &[u8]) -> Option<u64> {
 impl Body {
     pub(super) fn write_of_group(&self, to: &mut Writer) {
         match self {
-            Body::Shipment {
+            Body::Records {
+                from,
+                records,
+                data,
+            } if data.is_empty() => {
+                to.u64(*from);
+                to.bytes.extend(records);
+            }
+            Body::Records {
+                from,
+                records,
+                data,
+            }
+            | Body::Shipment {
                 from,
                 records,
                 data,
@@ -80,10 +96,13 @@ impl Body {
         Ok(match kind {
             SHIPMENT => Body::Shipment {
                 from: from.position()?,
-                records: from.counted(BODY_MAX)?.to_vec(),
-                data: (0..from.u32()?)
-                    .map(|_| read_data(from))
-                    .collect::<Result<_, _>>()?,
+                records: from.data(BODY_MAX)?,
+                data: read_all_data(from)?,
+            },
+            RECORDS_WITH_DATA => Body::Records {
+                from: from.position()?,
+                records: from.data(BODY_MAX)?,
+                data: read_all_data(from)?,
             },
             OFFER => Body::Offer {
                 offer: Box::new(Offer {
@@ -110,11 +129,15 @@ impl Body {
     }
 }
 
+fn read_all_data(from: &mut Reader<'_>) -> Result<Vec<Data>, Malformed> {
+    (0..from.u32()?).map(|_| read_data(from)).collect()
+}
+
 fn read_data(from: &mut Reader<'_>) -> Result<Data, Malformed> {
     Ok(Data {
         position: from.position()?,
         offset: from.position()?,
-        bytes: from.counted(BODY_MAX)?.to_vec(),
+        bytes: from.data(BODY_MAX)?,
     })
 }
 

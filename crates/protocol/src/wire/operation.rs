@@ -93,7 +93,7 @@ impl Replay {
             sequence: from.sequence()?,
             slot: from.u16()?,
             request: from.u64()?,
-            operation: Arc::new(Operation::decode(from.counted(BODY_MAX)?)?),
+            operation: Arc::new(Operation::decode(&from.data(BODY_MAX)?)?),
         })
     }
 }
@@ -112,9 +112,8 @@ impl Body {
     /// Bytes of data in it, beside its fields.
     pub(super) fn data_length(&self) -> usize {
         match self {
-            Body::Records { records, .. } => records.len(),
             Body::Range { bytes, .. } => bytes.len(),
-            Body::Shipment { records, data, .. } => {
+            Body::Records { records, data, .. } | Body::Shipment { records, data, .. } => {
                 let data = data.iter().map(|data| data.bytes.len() + 20);
                 records.len() + data.sum::<usize>()
             }

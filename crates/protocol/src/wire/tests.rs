@@ -158,17 +158,20 @@ fn sync_request() -> Body {
 fn shipment(data: Vec<Data>) -> Body {
     Body::Shipment {
         from: LARGE,
-        records: vec![7; 64],
+        records: vec![7; 64].into(),
         data,
     }
 }
 
-fn of_groups() -> [Body; 2] {
-    let data = |offset| Data {
+fn data(offset: u64) -> Data {
+    Data {
         position: LARGE,
         offset,
-        bytes: vec![offset as u8; 5],
-    };
+        bytes: vec![offset as u8; 5].into(),
+    }
+}
+
+fn of_groups() -> [Body; 2] {
     let report = Report {
         below: LARGE,
         room: u32::MAX,
@@ -213,9 +216,9 @@ fn bodies() -> Vec<Body> {
         Body::Heartbeat { .. } => [Body::Heartbeat { sent_at_ns: LARGE, position: 2, confirmed: 3 }],
         Body::Lease { .. } => [Body::Lease { sent_at_ns: LARGE, tail: 2, is_caught_up: true }],
         Body::Records { .. } => [
-            Body::Records { from: LARGE, records: vec![0x5a; 192] },
-            Body::Records { from: LARGE, records: vec![1, 2, 3] },
-            Body::Records { from: 0, records: Vec::new() },
+            Body::Records { from: LARGE, records: vec![0x5a; 192].into(), data: Vec::new() },
+            Body::Records { from: LARGE, records: vec![1, 2, 3].into(), data: vec![data(4096), data(0)] },
+            Body::Records { from: 0, records: Bytes::new(), data: Vec::new() },
         ],
         Body::Shipment { .. } => [shipment(Vec::new())],
         Body::Offer { .. } => [Body::Offer { offer: Box::new(offer()) }],
@@ -228,9 +231,9 @@ fn bodies() -> Vec<Body> {
             Body::Fetch { fetch: second, offset: 0, length: 0 },
         ],
         Body::Range { .. } => [
-            Body::Range { fetch: first, offset: LARGE, position: 64, skipped: 0, bytes: vec![9; 70] },
-            Body::Range { fetch: second, offset: 0, position: 0, skipped: 0, bytes: Vec::new() },
-            Body::Range { fetch: third, offset: LARGE, position: 64, skipped: u32::MAX, bytes: vec![9; 7] },
+            Body::Range { fetch: first, offset: LARGE, position: 64, skipped: 0, bytes: vec![9; 70].into() },
+            Body::Range { fetch: second, offset: 0, position: 0, skipped: 0, bytes: Bytes::new() },
+            Body::Range { fetch: third, offset: LARGE, position: 64, skipped: u32::MAX, bytes: vec![9; 7].into() },
         ],
         Body::Join { .. } => [Body::Join { from: LARGE, version: u64::MAX }],
         Body::Welcome { .. } => [Body::Welcome { from: LARGE, position: 1, image: LARGE }],
@@ -275,7 +278,7 @@ fn bodies() -> Vec<Body> {
 }
 
 fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
-    Message::decode(bytes, &Defects::default())
+    Message::decode(&Bytes::copy_from_slice(bytes), &Defects::default())
 }
 
 fn messages() -> impl Iterator<Item = (Message, Vec<u8>)> {
@@ -375,8 +378,12 @@ fn one_wrong_bit_is_refused_or_repaired() {
 /// Damage in any one place of the records is repaired; beyond that they are refused.
 #[test]
 fn records_are_repaired_or_refused() {
-    let records: Vec<u8> = (0..192).map(|at| at as u8 ^ 0x33).collect();
-    let body = Body::Records { from: 640, records };
+    let records: Bytes = (0..192).map(|at| at as u8 ^ 0x33).collect();
+    let body = Body::Records {
+        from: 640,
+        records,
+        data: Vec::new(),
+    };
     let message = Message {
         envelope: ENVELOPE,
         body,
@@ -509,7 +516,7 @@ fn messages_of_another_cluster_are_dropped() {
             position: 64,
             confirmed: 64,
         };
-        member.handle_message(1, &Message { envelope, body }.encode(true));
+        member.handle_message(1, &Message { envelope, body }.encode(true).into());
         member.poll_transmit().is_some()
     };
     assert!(answers(options.cluster));

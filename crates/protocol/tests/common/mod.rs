@@ -1,7 +1,7 @@
 //! A unit of one member, and one client of it.
 
 use operations::{ErrorCode, WriteAt};
-use protocol::wire::{Body, Envelope, FileId, Message, Operation, Refusal};
+use protocol::wire::{Body, Bytes, Envelope, FileId, Message, Operation, Refusal};
 use protocol::{Defects, EpochStart, Options, Transmit, UnitMap};
 
 /// A file.
@@ -44,12 +44,12 @@ pub fn write() -> Operation {
 }
 
 /// A message of the session.
-pub fn message(epoch: u32, from: u32, request: u64, body: Body) -> Vec<u8> {
+pub fn message(epoch: u32, from: u32, request: u64, body: Body) -> Bytes {
     message_of((SESSION, from), epoch, request, body)
 }
 
 /// A message of this session of a client.
-pub fn message_of((session, from): (u64, u32), epoch: u32, request: u64, body: Body) -> Vec<u8> {
+pub fn message_of((session, from): (u64, u32), epoch: u32, request: u64, body: Body) -> Bytes {
     let envelope = Envelope {
         cluster: Options::default().cluster,
         epoch,
@@ -58,7 +58,7 @@ pub fn message_of((session, from): (u64, u32), epoch: u32, request: u64, body: B
         from,
         ..Envelope::default()
     };
-    Message { envelope, body }.encode(false)
+    Message { envelope, body }.encode(false).into()
 }
 
 /// A message that was sent.

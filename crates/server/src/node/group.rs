@@ -20,8 +20,8 @@ use std::fmt;
 use connections::messenger::Messenger;
 use fabric::{GroupAddress, GroupId, Provider};
 use protocol::cluster::FIRST_CLIENT;
-use protocol::wire::{Body, Envelope, Message};
-use protocol::{ClusterMap, Member, NodeId};
+use protocol::wire::{Body, Bytes, Envelope, Message};
+use protocol::{ClusterMap, Defects, Member, NodeId};
 use serde::{Deserialize, Serialize};
 
 use super::UNIT;
@@ -105,7 +105,7 @@ impl Around<'_> {
         let bytes = self.message(from, body);
         if let Some(link) = self.peers.link(to) {
             // A link that has ended is reported by the messenger.
-            let _ = self.messenger.send(link, &bytes);
+            let _ = self.messenger.send(link, &bytes.into());
         }
     }
 }
@@ -195,7 +195,7 @@ impl Groups {
         if self.mode != GroupMode::On {
             return None;
         }
-        let message = Message::decode(bytes, &protocol::Defects::default()).ok()?;
+        let message = Message::decode(&Bytes::copy_from_slice(bytes), &Defects::default()).ok()?;
         let unit = around.member.map();
         let is_current = message.envelope.epoch == unit.epoch && unit.primary == from;
         let Body::Offer { offer } = message.body else {

@@ -8,7 +8,7 @@ use connections::messenger::{Armed, Event, Handle, LinkId, Messenger, SendError}
 use parking_lot::MutexGuard;
 use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
 use protocol::member::Completion;
-use protocol::wire::{Body, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
+use protocol::wire::{Body, Bytes, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
 use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
 use super::absence::Absence;
@@ -313,6 +313,7 @@ impl Service {
     /// Takes what came by the group, and does what is due for it.
     fn work_for_group(&mut self, now: u64) -> Result<(), NodeError> {
         while let Some(bytes) = self.groups.poll_message() {
+            let bytes = Bytes::from(bytes);
             self.load.messages += 1;
             let own = self.core.member().map().epoch;
             if Envelope::peek(&bytes).is_ok_and(|envelope| envelope.epoch == own) {
@@ -351,7 +352,7 @@ impl Service {
     }
 
     /// Sends a message to a node or client, if there is a link. The protocol repeats what gets lost.
-    fn send(&mut self, to: NodeId, bytes: &[u8]) {
+    fn send(&mut self, to: NodeId, bytes: &Bytes) {
         let Some(link) = self.peers.link(to) else {
             return;
         };
@@ -373,7 +374,7 @@ impl Service {
         };
         let bytes = Message { envelope, body }.encode(false);
         // A link that has ended is reported by the messenger.
-        let _ = self.messenger.send(link, &bytes);
+        let _ = self.messenger.send(link, &bytes.into());
     }
 
     fn send_map(&mut self, link: LinkId) {
@@ -429,7 +430,7 @@ impl Service {
         Ok(())
     }
 
-    fn take_message(&mut self, now: u64, link: LinkId, bytes: &[u8]) -> Result<(), NodeError> {
+    fn take_message(&mut self, now: u64, link: LinkId, bytes: &Bytes) -> Result<(), NodeError> {
         let envelope = match Envelope::peek(bytes) {
             Ok(envelope) if envelope.cluster == self.map.number() => envelope,
             Ok(_) => {
@@ -488,7 +489,7 @@ impl Service {
         Ok(())
     }
 
-    fn take_cluster_message(&mut self, now: u64, link: LinkId, bytes: &[u8]) {
+    fn take_cluster_message(&mut self, now: u64, link: LinkId, bytes: &Bytes) {
         let message = match Message::decode(bytes, &Defects::default()) {
             Ok(message) => message,
             Err(error) => return self.drop_link(link, format_args!("{error}")),

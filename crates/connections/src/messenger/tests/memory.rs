@@ -70,18 +70,13 @@ fn transfers_reach_the_exported_part_and_nothing_else() {
         let (region, _) = export(&mut pair, Access::READ | Access::WRITE);
         for (id, length) in [(1, 8), (2, 4096), (3, 70_000), (4, TRANSFER_MAX)] {
             let bytes = message(id, length as usize);
-            let written = transfer(
-                &mut pair,
-                id as u64,
-                4096,
-                Direction::Write(bytes.clone().into()),
-            );
+            let written = transfer(&mut pair, id as u64, 4096, Direction::Write(bytes.clone()));
             assert_eq!(written, Some(Bytes::new()), "{provider:?}");
             let mut there = vec![0; length as usize];
             region.read(START + 4096, &mut there);
             assert!(there == bytes, "{provider:?}: {length} bytes");
             let read = transfer(&mut pair, 10, 4096, Direction::Read(length));
-            assert!(read == Some(bytes.into()), "{provider:?}: {length} bytes");
+            assert!(read == Some(bytes), "{provider:?}: {length} bytes");
         }
         for (offset, direction) in [
             (LENGTH - 4, Direction::Read(8)),
