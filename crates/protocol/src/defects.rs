@@ -161,6 +161,8 @@ pub enum Defect {
     LocalReadBeforeTails,
     /// A local read is executed before the writes that clients replay.
     LocalReadBeforeReplay,
+    /// The primary makes records however far a member is behind that is refilled.
+    OutrunRefill,
 }
 
 impl Defect {
@@ -242,6 +244,9 @@ impl Defect {
 
     /// Those that only runs in which the unit grows find: `lab/tests/growing.rs`.
     pub const OF_GROWTH: [Defect; 1] = [Defect::RefillBeforeGrowth];
+
+    /// Those that only units with clients that write all the time find: `lab/tests/refill.rs`.
+    pub const OF_LOAD: [Defect; 1] = [Defect::OutrunRefill];
 
     /// Those of frames, which only streams show. `lab/tests/groups.rs` finds them, and those of shipments.
     pub const OF_FRAMES: [Defect; 5] = [

@@ -97,6 +97,10 @@ pub struct Options {
     pub session_ns: u64,
     /// Records that members in sync do not have yet, at most, in bytes. Beyond it changes wait.
     pub window: u64,
+    /// Bytes of the ring of the member's own pool, set by its host; 0 if it does not say.
+    pub ring: u64,
+    /// Bytes of the image of the member's own pool, set by its host.
+    pub image: u64,
     /// Least number of members in sync with which the primary accepts changes. Below it changes wait, and reads
     /// continue.
     pub min_sync: usize,
@@ -194,6 +198,8 @@ impl Default for Options {
             reliable: false,
             session_ns: 3000 * MILLISECOND,
             window: 64 << 10,
+            ring: 0,
+            image: 0,
             min_sync: 1,
             push: 0,
             batch: 16 << 10,

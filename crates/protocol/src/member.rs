@@ -8,6 +8,7 @@
 //! - `defer`: work of an idle primary;
 //! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
 //! - `lend`: leases for what clients keep, and their recall;
+//! - `pace`: changes that wait for members that are refilled;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
 //! - `view`: state of a primary, for observers.
@@ -23,6 +24,7 @@ mod intent;
 mod join;
 mod lend;
 mod locks;
+mod pace;
 mod replay;
 mod requests;
 mod serve;

@@ -81,6 +81,8 @@ impl Core {
         let (mut options, defects) = (options.clone(), defects.clone());
         // The ring must hold the records that a slow member will request, and more.
         options.window = options.window.min(pool.ring_length() / 2);
+        options.ring = pool.ring_length();
+        options.image = pool.image().end - pool.image().start;
         Ok(Core {
             member: Member::new(node, options, defects, tail, history, now),
             pool,

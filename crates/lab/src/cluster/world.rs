@@ -117,6 +117,8 @@ pub struct Summary {
     pub locally_read: usize,
     /// A spare has taken the place of a member.
     pub is_replaced: bool,
+    /// All members were in sync when the faults ended, while clients worked.
+    pub was_whole: bool,
     /// Sessions that ended though their clients went on.
     pub ended_sessions: usize,
     /// Virtual time.
@@ -334,6 +336,9 @@ impl World {
     /// Runs to the end and examines what came out.
     pub fn run(&mut self) -> Result<Summary, String> {
         let end = self.setup.duration;
+        self.run_until(self.plan.end())?;
+        let map = self.membership.valid();
+        let was_whole = map.in_sync.len() == map.members.len();
         self.run_until(end)?;
         self.heal();
         // One that was just cut off may still assume that it serves.
@@ -341,7 +346,11 @@ impl World {
         self.read_all();
         self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
         self.end_clients()?;
-        self.examine()
+        let summary = self.examine()?;
+        Ok(Summary {
+            was_whole,
+            ..summary
+        })
     }
 
     fn run_until(&mut self, end: Time) -> Result<(), String> {

@@ -46,8 +46,12 @@ impl Executing {
 impl Primary {
     /// Whether members lack so much, or will when everything in flight is done, that changes have to wait.
     pub fn is_full(&self, window: u64) -> bool {
-        let under_way: u64 = self.executing.values().map(Executing::record_max).sum();
-        self.position + under_way > self.confirmed + window
+        self.position + self.records_under_way() > self.confirmed + window
+    }
+
+    /// Greatest length of the records that are being made.
+    pub fn records_under_way(&self) -> u64 {
+        self.executing.values().map(Executing::record_max).sum()
     }
 
     /// Keeps a request until it is served, unless it is in flight already or too many are.

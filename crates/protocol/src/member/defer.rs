@@ -2,7 +2,7 @@
 //!
 //! One at a time, each as small as a message, and the next only after a pause. So an ordinary request finds at most one
 //! answer of this kind before its own. While ordinary requests keep coming, one is served each time patience ends: a
-//! refill gets slow, but never stands still.
+//! refill gets slow, but never stands still. When changes wait for a refill (`pace`), its requests wait for nothing.
 
 use std::collections::VecDeque;
 
@@ -51,6 +51,9 @@ impl Primary {
             busy_at,
         } = &self.deferred;
         queue.front()?;
+        if self.is_paced() {
+            return Some(*served_at);
+        }
         let patient_until = served_at + options.deferred_patience_ns;
         let quiet_at = served_at.max(busy_at) + options.deferred_pause_ns;
         let is_busy = !self.parked.is_empty() || !self.executing.is_empty();

@@ -6,6 +6,7 @@ use super::defer::Deferred;
 use super::grants::Quarantines;
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
 use super::join::METADATA_STEP;
+use super::pace::Refill;
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
@@ -40,7 +41,7 @@ pub(super) struct Peer {
     is_leaving: bool,
     /// It cannot get on by records alone.
     pub is_lost: bool,
-    heard_at: u64,
+    pub heard_at: u64,
     pub progressed_at: u64,
     /// When it was last asked where it is, though no heartbeat was due.
     asked_at: u64,
@@ -48,6 +49,8 @@ pub(super) struct Peer {
     pub grouped_at: Option<u64>,
     /// Where records are that it said it lacks, and when it first did.
     pub gap: Option<(u64, u64)>,
+    /// It is refilled, or was, and is not in sync yet.
+    pub refill: Option<Refill>,
 }
 
 /// State of the primary.
@@ -86,6 +89,8 @@ pub(super) struct Primary {
     pub begun: u64,
     /// Files may be left that were removed under a primary before.
     pub has_orphans: bool,
+    /// Beyond this position changes wait for members that are refilled.
+    pub paced_below: u64,
     pub is_proposing: bool,
     proposed_at: u64,
     heartbeat_at: u64,
@@ -113,6 +118,7 @@ impl Peer {
             asked_at: now,
             grouped_at: None,
             gap: None,
+            refill: None,
         }
     }
 
@@ -218,6 +224,7 @@ impl Member {
             leases: Table::new(self.map.epoch),
             begun: 0,
             has_orphans: true,
+            paced_below: u64::MAX,
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
@@ -251,7 +258,11 @@ impl Member {
                 peer.sent = None;
                 peer.is_lost = false;
             }
+            if peer.is_counted {
+                peer.refill = None;
+            }
         }
+        self.pace(now);
         self.confirm(now);
     }
 
@@ -292,29 +303,45 @@ impl Member {
                 fetch,
                 offset,
                 length,
-            } => {
-                let most = self.options.refill;
-                let length = match fetch {
-                    Fetch::Metadata => length.min(METADATA_STEP),
-                    Fetch::Data | Fetch::Refill => length.min(most),
-                };
-                let read = Intent::ReadImage {
-                    to: from,
-                    fetch,
-                    offset,
-                    length,
-                    most,
-                };
-                match self.primary() {
-                    Some(primary) if mode == Mode::Deferred => primary.deferred.add(from, read),
-                    _ => self.out.intents.push_back(read),
-                }
-            }
+            } => self.handle_fetch(now, from, mode, (fetch, offset, length)),
             _ => {}
         }
         self.ship(now);
         self.release_waiting(now);
         self.serve_deferred(now);
+    }
+
+    /// A member asks for a part of the image.
+    fn handle_fetch(
+        &mut self,
+        now: u64,
+        from: NodeId,
+        mode: Mode,
+        (fetch, offset, length): (Fetch, u64, u32),
+    ) {
+        let most = self.options.refill;
+        let length = match fetch {
+            Fetch::Metadata => length.min(METADATA_STEP),
+            Fetch::Data | Fetch::Refill => length.min(most),
+        };
+        if let Some(peer) = self.peer(from)
+            && fetch != Fetch::Data
+        {
+            peer.note_fetch(now, offset.saturating_add(length.into()));
+            self.pace(now);
+            self.serve_parked(now);
+        }
+        let read = Intent::ReadImage {
+            to: from,
+            fetch,
+            offset,
+            length,
+            most,
+        };
+        match self.primary() {
+            Some(primary) if mode == Mode::Deferred => primary.deferred.add(from, read),
+            _ => self.out.intents.push_back(read),
+        }
     }
 
     pub(super) fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
@@ -352,6 +379,7 @@ impl Member {
                 (false, _) => tail,
             };
         }
+        self.pace(now);
         self.confirm(now);
         self.propose_changes(now);
     }
@@ -380,12 +408,15 @@ impl Member {
             // It may be in sync by the next map, and must not restart then.
             return self.propose_changes(now);
         }
+        if peer.joins_since != request {
+            peer.refill = None;
+        }
         peer.joins_since = request;
         peer.is_lost = false;
         peer.sent = None;
         if position == 0 || position > own {
             peer.joins_from = None;
-            return self.welcome(from, own);
+            return self.welcome(now, from, own);
         }
         peer.joins_from = Some(position);
         if early {
@@ -401,9 +432,14 @@ impl Member {
         });
     }
 
-    pub(super) fn welcome(&mut self, to: NodeId, from: u64) {
+    pub(super) fn welcome(&mut self, now: u64, to: NodeId, from: u64) {
         let position = self.primary().map_or(0, |primary| primary.position);
-        let request = self.peer(to).map_or(0, |peer| peer.joins_since);
+        let Some(peer) = self.peer(to) else {
+            return;
+        };
+        peer.note_welcome(now, from);
+        let request = peer.joins_since;
+        self.pace(now);
         let image = self.map.image;
         let welcome = Body::Welcome {
             from,
@@ -421,7 +457,7 @@ impl Member {
                 records,
                 data,
                 is_for_group,
-            } => self.records_read((from, to), records, (data, is_for_group)),
+            } => self.records_read(now, (from, to), records, (data, is_for_group)),
             Completion::Image {
                 to,
                 fetch,
@@ -513,6 +549,7 @@ impl Member {
         self.expire_sessions(now);
         self.give_turns(now);
         self.free_grants(now);
+        self.pace(now);
         self.confirm(now);
         self.propose_changes(now);
         self.ship(now);

@@ -193,6 +193,7 @@ impl Member {
 
     pub(super) fn records_read(
         &mut self,
+        now: u64,
         (from, to): (u64, Vec<NodeId>),
         records: Option<Bytes>,
         (data, is_for_group): (Vec<Data>, bool),
@@ -205,7 +206,7 @@ impl Member {
             peer.is_reading = false;
             let joins = peer.joins_from.take_if(|position| *position == from);
             match &records {
-                Some(_) if joins.is_some() => self.welcome(node, from),
+                Some(_) if joins.is_some() => self.welcome(now, node, from),
                 Some(records) if peer.sent == Some(from) => {
                     peer.sent = Some(from + records.len() as u64);
                     goes_to.push(node);
@@ -214,9 +215,10 @@ impl Member {
                 None => {
                     peer.sent = None;
                     peer.is_lost = true;
+                    peer.refill = None;
                     let position = self.primary().map_or(0, |primary| primary.position);
                     if !self.map.is_in_sync(node) {
-                        self.welcome(node, position);
+                        self.welcome(now, node, position);
                     }
                 }
             }

@@ -411,6 +411,7 @@ impl World {
         let (one_sided_writes, one_sided_reads) =
             one_sided.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
         Ok(Summary {
+            was_whole: false,
             one_sided_writes,
             one_sided_reads,
             kept: self.workers.iter().map(Worker::kept).sum(),
