@@ -117,19 +117,19 @@ impl CrashedPool {
 
     /// Overwrites until the ring holds nothing else, and then until it is about as full as it gets.
     fn fill_ring(&mut self, store: &Store, file_system: &FileSystem) -> Result<(), Error> {
-        let ring_length = store.superblock().ring_length;
+        let ring_length = store.volume().superblock().ring_length;
         let file = file_system.open_number(self.filler, OpenFlags::READ_WRITE)?;
         // One page would not go into the ring.
         let pages = bytes(2 * PAGE);
         let mut random = Random::new(6);
         let (mut written, mut most) = (0, 0);
-        while written < ring_length || store.ring_used() < most / 16 * 15 {
+        while written < ring_length || store.volume().ring_used() < most / 16 * 15 {
             let offset = random.offset(self.filler_length, pages.len());
             whole(file.write_at(&pages, offset)?, pages.len())?;
             written += pages.len() as u64;
-            most = most.max(store.ring_used());
+            most = most.max(store.volume().ring_used());
         }
-        self.ring_used = store.ring_used();
+        self.ring_used = store.volume().ring_used();
         Ok(())
     }
 }

@@ -93,19 +93,30 @@ impl Pool {
         let result = change(&mut transaction)?;
         assert!(transaction.has_carried_reply(), "the reply has its block");
         if count.is_multiple_of(CONFIRMED_AFTER) {
-            self.store.release_freed(self.store.tail().number);
+            self.store
+                .volume()
+                .release_freed(self.store.volume().tail().number);
         }
         Ok(result)
     }
 
     fn create(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<Arc<LiveInode>, Error> {
         let new = NewInode::new(FileKind::Regular, 0o644);
-        self.change(|transaction| self.store.create(transaction, directory, name, &new))
+        self.change(|transaction| {
+            self.store
+                .names()
+                .create(transaction, directory, name, &new)
+        })
     }
 
     fn write(&self, node: &LiveInode, offset: u64, data: &[u8]) -> Result<(), Error> {
         let at = WriteAt::Offset(offset);
-        self.change(|transaction| self.store.write(transaction, node, at, data).map(drop))
+        self.change(|transaction| {
+            self.store
+                .files()
+                .write(transaction, node, at, data)
+                .map(drop)
+        })
     }
 }
 
@@ -156,7 +167,11 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
             }
             let middle = thread_time();
             for name in names {
-                pool.change(|transaction| pool.store.unlink(transaction, &root, name.as_bytes()))?;
+                pool.change(|transaction| {
+                    pool.store
+                        .names()
+                        .unlink(transaction, &root, name.as_bytes())
+                })?;
             }
             Ok(ns_each(start, middle, names.len() as f64))
         })
@@ -188,7 +203,9 @@ fn rename(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
             count += 1;
             pool.change(|transaction| {
                 let mode = RenameMode::Replace;
-                pool.store.rename(transaction, &root, from, &root, to, mode)
+                pool.store
+                    .names()
+                    .rename(transaction, &root, from, &root, to, mode)
             })
         })?);
     }

@@ -113,7 +113,7 @@ fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
 /// The facts of an open pool, or why there are none.
 fn describe(pool: &Path, store: &Store) -> String {
     // Nothing is to be replayed as long as it is open.
-    let start = ring_start(store.region());
+    let start = ring_start(store.volume().region());
     match Info::of_store(pool, store, start) {
         Ok(info) => serde_json::to_string(&info).unwrap_or_else(|error| error.to_string()),
         Err(failure) => failure.sentence(),

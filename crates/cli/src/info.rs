@@ -88,10 +88,10 @@ impl Info {
         let memory = Memory {
             kind: kind.to_string(),
             survives: survives.to_string(),
-            flush_instruction: store.region().flush_instruction().to_owned(),
+            flush_instruction: store.volume().region().flush_instruction().to_owned(),
         };
-        let superblock = store.superblock();
-        let (statistics, sharing) = (store.statistics(), store.sharing());
+        let superblock = store.volume().superblock();
+        let (statistics, sharing) = (store.volume().statistics(), store.volume().sharing());
         let size = |blocks: u64| blocks * u64::from(statistics.block_size);
         Ok(Info {
             pool: pool.display().to_string(),
@@ -109,7 +109,7 @@ impl Info {
             pool_bytes: superblock.pool_length,
             image_bytes: superblock.image_length,
             ring_bytes: superblock.ring_length,
-            replayed_bytes: ring_start(store.region()).saturating_sub(start),
+            replayed_bytes: ring_start(store.volume().region()).saturating_sub(start),
             group_blocks: superblock.blocks_per_group,
             group_inodes: superblock.inodes_per_group,
             block_bytes: statistics.block_size,

@@ -138,12 +138,12 @@ impl FileSystem {
             return Err(Cause::NotEmbedded.into());
         };
         let store = embedded.store();
-        let now = store.superblock().pool_length;
+        let now = store.volume().superblock().pool_length;
         if length < now {
             return Err(Cause::Shrinks { now }.into());
         }
-        store.region().grow(length)?;
-        store.grow()?;
+        store.volume().region().grow(length)?;
+        store.volume().grow()?;
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl FileSystem {
     /// cluster report such blocks themselves.
     pub fn on_lost_data(&self, listener: impl Fn(&LostData) + Send + Sync + 'static) {
         if let Backend::Embedded(embedded) = &self.backend {
-            embedded.store().on_lost_data(listener);
+            embedded.store().files().on_lost_data(listener);
         }
     }
 

@@ -313,7 +313,7 @@ fn a_pool_that_grew_shares_in_its_new_part() {
     small.read(0, &mut old);
     region.write(0, &old);
     let store = Arc::new(Store::open(region.clone(), Options::default()).unwrap());
-    store.grow().unwrap();
+    store.volume().grow().unwrap();
     let fs = FileSystem::of_store(store);
     make_file(&fs, "file", &bytes(12 * MIB, 1));
     copy(&fs, "file", "copy");

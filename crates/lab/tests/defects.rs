@@ -179,19 +179,28 @@ fn wrap_past_a_resting_thread(defects: Defects) -> Result {
     let store = open(simulation.region())?;
     let root = store.root();
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let [block, small] = [b"block", b"small"]
-        .map(|name| store.create(&mut Transaction::embedded(), &root, name, &new));
+    let [block, small] = [b"block", b"small"].map(|name| {
+        store
+            .names()
+            .create(&mut Transaction::embedded(), &root, name, &new)
+    });
     let (block, small) = (block.map_err(failed)?, small.map_err(failed)?);
     store
+        .files()
         .write(&mut Transaction::embedded(), &block, at(0), &[1; BLOCK])
         .map_err(failed)?;
-    let overwrite = || store.write(&mut Transaction::embedded(), &block, at(0), &[2; BLOCK]);
+    let overwrite = || {
+        store
+            .files()
+            .write(&mut Transaction::embedded(), &block, at(0), &[2; BLOCK])
+    };
     std::thread::scope(|scope| scope.spawn(overwrite).join())
         .expect("the thread ends")
         .map_err(failed)?;
     for round in 0..500u32 {
         let data = round.to_le_bytes();
         store
+            .files()
             .write(&mut Transaction::embedded(), &small, at(0), &data)
             .map_err(failed)?;
     }
@@ -199,9 +208,9 @@ fn wrap_past_a_resting_thread(defects: Defects) -> Result {
     for image in simulation.moment().images(50, 1) {
         counts.images += 1;
         let store = open(Simulation::from_image(image).region())?;
-        let node = store.node(block.number()).map_err(failed)?;
+        let node = store.inodes().node(block.number()).map_err(failed)?;
         let mut found = [0; BLOCK];
-        store.read(&node, 0, &mut found).map_err(failed)?;
+        store.files().read(&node, 0, &mut found).map_err(failed)?;
         if found != [2; BLOCK] {
             return Err("an overwrite that was answered is lost".to_string());
         }

@@ -97,13 +97,17 @@ impl Primary {
         let keep = |shadow: &Replica| memory(&bytes_of(shadow.region()));
         self.images
             .insert(self.shadow.tail().number, keep(&self.shadow)?);
-        while self.shadow.tail().number < self.store().tail().number {
+        while self.shadow.tail().number < self.store().volume().tail().number {
             let record = self.records(self.shadow.tail().number, 0)?;
             let result = self.shadow.ingest(&record).map_err(text)?;
             fetch(&self.store, &self.shadow, &result.missing, Part::Whole)?;
             self.images.insert(result.tail.number, keep(&self.shadow)?);
         }
-        match difference(self.store().region(), self.shadow.region(), Part::Whole) {
+        match difference(
+            self.store().volume().region(),
+            self.shadow.region(),
+            Part::Whole,
+        ) {
             None => Ok(()),
             Some(difference) => Err(format!("what follows closely differs: {difference}")),
         }
@@ -112,6 +116,7 @@ impl Primary {
     fn records(&self, from: u64, limit: usize) -> Result<Vec<u8>> {
         let mut records = Vec::new();
         self.store()
+            .volume()
             .read_records(from, limit, &mut records)
             .ok_or("the primary does not hold the records")?;
         Ok(records)
@@ -131,11 +136,14 @@ fn fetch(
             let (skipped, bytes) = match part {
                 Part::Whole => {
                     let mut bytes = vec![0; (range.end - start) as usize];
-                    primary.read_image(start, &mut bytes).map_err(text)?;
+                    primary
+                        .volume()
+                        .read_image(start, &mut bytes)
+                        .map_err(text)?;
                     (0, bytes)
                 }
                 Part::Metadata => {
-                    let read = primary.read_metadata(start..range.end, 64 << 10);
+                    let read = store::read_metadata(primary.volume(), start..range.end, 64 << 10);
                     read.map_err(text)?
                 }
             };
@@ -148,10 +156,13 @@ fn fetch(
 
 /// Puts data where another party would: into the memory, and not flushed.
 fn deliver(primary: &Store, replica: &Replica, ranges: &[std::ops::Range<u64>]) {
-    let bases = [primary.superblock(), *replica.superblock()].map(|it| it.image_offset);
+    let bases = [primary.volume().superblock(), *replica.superblock()].map(|it| it.image_offset);
     for range in ranges {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        primary.region().read(bases[0] + range.start, &mut bytes);
+        primary
+            .volume()
+            .region()
+            .read(bases[0] + range.start, &mut bytes);
         replica.region().write(bases[1] + range.start, &bytes);
     }
 }
@@ -160,7 +171,7 @@ fn deliver(primary: &Store, replica: &Replica, ranges: &[std::ops::Range<u64>]) 
 fn follow(primary: &Primary, replica: &mut Replica, part: Part) -> Result<()> {
     for _ in 0..1000 {
         let from = replica.tail().number;
-        if from == primary.store().tail().number {
+        if from == primary.store().volume().tail().number {
             return Ok(());
         }
         let records = primary.records(from, usize::MAX)?;
@@ -234,7 +245,10 @@ fn crash_followers(
         follow(&primary, &mut replica, part)?;
         let mut moments = recorder.take();
         let settled = simulation.moment();
-        primary.store().release_freed(replica.tail().number);
+        primary
+            .store()
+            .volume()
+            .release_freed(replica.tail().number);
         let expected = |least: u64| {
             let images = &primary.images;
             move |replica: Replica| {
@@ -315,7 +329,7 @@ fn rejoin(back: &Back, replica: &mut Replica, primary: &Primary, common: Sequenc
     let ranges = touched.filter(|_| !back.as_a_whole).unwrap_or(whole);
     fetch(primary.store(), replica, &ranges, back.part)?;
     replica.rewind(common).map_err(text)?;
-    while replica.tail().number < primary.store().tail().number {
+    while replica.tail().number < primary.store().volume().tail().number {
         let records = primary.records(replica.tail().number, usize::MAX)?;
         let result = match back.part {
             Part::Whole => replica.ingest_unverified(&records),
@@ -344,7 +358,7 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix, back: &Back) -> Res
     // Changes that only the old primary has.
     old.work(&mut generator, 1 + seed as usize % 5)?;
     let crashed = match back.part {
-        Part::Whole => bytes_of(old.store().region()),
+        Part::Whole => bytes_of(old.store().volume().region()),
         Part::Metadata => {
             let start = memory(&bytes)?;
             let mut replica = Replica::open(start, options(Defects::default())).map_err(text)?;
@@ -356,10 +370,14 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix, back: &Back) -> Res
     let mut primary = Primary::new(region, follower, common.epoch + 1 + seed as u32 % 2)?;
     primary.work(&mut generator, 1 + seed as usize % 9)?;
     let is_back = |replica: &Replica| {
-        if replica.tail().number != primary.store().tail().number {
+        if replica.tail().number != primary.store().volume().tail().number {
             return Err(format!("the tail is {:?}", replica.tail()));
         }
-        match difference(primary.store().region(), replica.region(), back.part) {
+        match difference(
+            primary.store().volume().region(),
+            replica.region(),
+            back.part,
+        ) {
             None => check(replica.region(), back.part),
             Some(difference) => Err(difference),
         }

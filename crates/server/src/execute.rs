@@ -43,7 +43,7 @@ impl Serving {
         if let Err(error) = self.prepare(operation, slot) {
             return self.noted(ticket, Err(error));
         }
-        let before = self.executor.store.tail().number;
+        let before = self.executor.store.volume().tail().number;
         let slot = slot.filter(|_| operation.is_change());
         let request = Request {
             id: request,
@@ -73,7 +73,7 @@ impl Serving {
         }
         // Read after the execution: what it has seen was applied, and so persistent before. Records that other threads
         // have made meanwhile may count too: then the answer waits longer than it has to.
-        let tail = self.executor.store.tail().number;
+        let tail = self.executor.store.volume().tail().number;
         Completion::Executed {
             ticket,
             outcome,
@@ -102,7 +102,7 @@ impl Serving {
                 _,
             ) => {
                 let node = self.executor.node(*file)?;
-                self.executor.store.drop_privileges(&node, *set_id)
+                self.executor.store.inodes().drop_privileges(&node, *set_id)
             }
             _ => Ok(()),
         }
@@ -138,7 +138,9 @@ impl Serving {
         let mut transaction = Transaction::embedded();
         let store = &self.executor.store;
         // The block is there: the session was opened with it. If it can't be written, the request is executed again.
-        let _ = store.write(&mut transaction, &self.sessions, at, &entry);
+        let _ = store
+            .files()
+            .write(&mut transaction, &self.sessions, at, &entry);
         transaction.position()
     }
 
@@ -167,7 +169,9 @@ impl Serving {
             end_at: None,
         };
         let mut transaction = Transaction::with_reply(&reply);
-        let result = store.write(&mut transaction, &self.locks, at, &entries);
+        let result = store
+            .files()
+            .write(&mut transaction, &self.locks, at, &entries);
         let mut completion = self.noted(ticket, result.map(|_| ()));
         if let Completion::Executed {
             outcome, position, ..
@@ -190,10 +194,12 @@ impl Serving {
         let at = WriteAt::Offset(table::block_offset(index));
         let mut block = [0; store::BLOCK];
         block[..table::ENTRY].copy_from_slice(&table::header(session, client));
-        let opened =
-            self.executor
-                .store
-                .write(&mut Transaction::embedded(), &self.sessions, at, &block);
+        let opened = self.executor.store.files().write(
+            &mut Transaction::embedded(),
+            &self.sessions,
+            at,
+            &block,
+        );
         self.noted(ticket, opened.map(|_| ()))
     }
 
@@ -212,7 +218,7 @@ impl Serving {
         for held in holds.iter().filter(|held| held.count > 0) {
             let node = executor.node(held.file);
             if let Ok(node) = node
-                && executor.store.hold(&node).is_ok()
+                && executor.store.inodes().hold(&node).is_ok()
             {
                 executor.holds.restore(session, held);
             }
@@ -228,7 +234,7 @@ impl Serving {
         };
         for number in some {
             // Damage in an orphan must not keep the unit from serving: it stays one, and `check` reports it.
-            let _ = self.executor.store.reclaim_orphan(number);
+            let _ = self.executor.store.inodes().reclaim_orphan(number);
         }
         let mut completion = self.noted(ticket, Ok(()));
         if let Completion::Executed { outcome, .. } = &mut completion {
@@ -241,16 +247,18 @@ impl Serving {
         let store = &self.executor.store;
         let at = table::block_offset(index);
         let mut header = [0; table::ENTRY];
-        store.read(&self.sessions, at, &mut header)?;
+        store.files().read(&self.sessions, at, &mut header)?;
         let header = table::ended(&header);
         let at = WriteAt::Offset(at);
-        store.write(&mut Transaction::embedded(), &self.sessions, at, &header)?;
+        store
+            .files()
+            .write(&mut Transaction::embedded(), &self.sessions, at, &header)?;
         Ok(())
     }
 
     /// The completion of records that have no request, or may be several: all that there are by now count.
     pub(crate) fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
-        let tail = self.executor.store.tail().number;
+        let tail = self.executor.store.volume().tail().number;
         let outcome = match result {
             Ok(()) => Outcome::done(),
             Err(error) => Outcome::failed(error.code()),

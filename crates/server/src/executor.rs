@@ -96,8 +96,8 @@ impl Executor {
             Operation::Release { holds } => {
                 let released = holds.iter().map(|held| (held.file, held.count));
                 let release = |inode, count| {
-                    let node = self.store.node(inode)?;
-                    self.store.release(&node, count)
+                    let node = self.store.inodes().node(inode)?;
+                    self.store.inodes().release(&node, count)
                 };
                 self.holds.release(request.id, released, release)?;
                 Ok(done())
@@ -129,20 +129,27 @@ impl Executor {
         Some(match operation {
             Operation::Attributes { file } => self
                 .node(*file)
-                .map(|node| self.found(self.store.attributes(&node), 0)),
+                .map(|node| self.found(self.store.inodes().attributes(&node), 0)),
             Operation::SetAttributes { file, change } => self
                 .node(*file)
-                .and_then(|node| self.store.set_attributes(transaction, &node, change))
+                .and_then(|node| {
+                    self.store
+                        .inodes()
+                        .set_attributes(transaction, &node, change)
+                })
                 .map(|attributes| self.found(attributes, 0)),
             Operation::SetFlags { file, flags } => self
                 .node(*file)
-                .and_then(|node| self.store.set_flags(transaction, &node, *flags))
+                .and_then(|node| self.store.inodes().set_flags(transaction, &node, *flags))
                 .map(|()| done()),
             Operation::Xattr { file, name } => self.look(*file, |node| {
-                self.store.xattr(node, name).map(Outcome::with_data)
+                self.store
+                    .inodes()
+                    .xattr(node, name)
+                    .map(Outcome::with_data)
             }),
             Operation::XattrNames { file } => self.look(*file, |node| {
-                let names = self.store.xattr_names(node)?.into_iter();
+                let names = self.store.inodes().xattr_names(node)?.into_iter();
                 Ok(Outcome::with(Details::Names(
                     names.map(Into::into).collect(),
                 )))
@@ -154,19 +161,23 @@ impl Executor {
                 mode,
             } => self
                 .node(*file)
-                .and_then(|node| self.store.set_xattr(transaction, &node, name, value, *mode))
+                .and_then(|node| {
+                    self.store
+                        .inodes()
+                        .set_xattr(transaction, &node, name, value, *mode)
+                })
                 .map(|()| done()),
             Operation::RemoveXattr { file, name } => self
                 .node(*file)
-                .and_then(|node| self.store.remove_xattr(transaction, &node, name))
+                .and_then(|node| self.store.inodes().remove_xattr(transaction, &node, name))
                 .map(|()| done()),
             Operation::DropPrivileges { file, set_id } => self
                 .node(*file)
-                .and_then(|node| self.store.drop_privileges(&node, *set_id))
+                .and_then(|node| self.store.inodes().drop_privileges(&node, *set_id))
                 .map(|()| done()),
             Operation::NoteRead { file } => self
                 .node(*file)
-                .and_then(|node| self.store.note_read(&node))
+                .and_then(|node| self.store.inodes().note_read(&node))
                 .map(|()| done()),
             _ => return None,
         })
@@ -180,7 +191,7 @@ impl Executor {
     ) -> Result<Executed, Error> {
         let node = self.node(file)?;
         let outcome = read(&node)?;
-        let version = self.store.attributes(&node).version;
+        let version = self.store.inodes().attributes(&node).version;
         Ok(Executed { outcome, version })
     }
 
@@ -189,8 +200,8 @@ impl Executor {
         if file.inode == store::SYSTEM || file.unit != self.unit {
             return Err(Error::Stale);
         }
-        let node = self.store.node(file.inode)?;
-        let generation = self.store.attributes(&node).generation;
+        let node = self.store.inodes().node(file.inode)?;
+        let generation = self.store.inodes().attributes(&node).generation;
         let is_any = file.generation == FileId::ANY_GENERATION || file.inode == store::ROOT;
         if is_any || file.generation == generation {
             Ok(node)
@@ -202,8 +213,8 @@ impl Executor {
     /// Releases the hold that the store counts for a session. A file that cannot be reclaimed now is reclaimed when the
     /// pool is opened again.
     pub(crate) fn release_all(&self, file: FileId) {
-        if let Ok(node) = self.store.node(file.inode) {
-            let _ = self.store.release(&node, 1);
+        if let Ok(node) = self.store.inodes().node(file.inode) {
+            let _ = self.store.inodes().release(&node, 1);
         }
     }
 

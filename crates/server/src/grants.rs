@@ -26,11 +26,17 @@ impl Serving {
     fn grant(&self, index: u32) -> Result<Arc<LiveInode>, Error> {
         self.executor
             .store
+            .names()
             .lookup(&self.executor.store.system(), &name(index))
     }
 
     fn granted(&self, grant: &LiveInode) -> Result<Vec<Mapped>, Error> {
-        Ok(self.executor.store.layout(grant, 0, u64::MAX)?.mapped)
+        Ok(self
+            .executor
+            .store
+            .files()
+            .layout(grant, 0, u64::MAX)?
+            .mapped)
     }
 
     /// Whether blocks are left in a grant.
@@ -45,12 +51,13 @@ impl Serving {
     /// Frees the rest of a grant.
     pub fn free_grant(&self, ticket: Ticket, index: u32) -> Completion {
         let freed = self.grant(index).and_then(|grant| {
-            let blocks = self.executor.store.attributes(&grant).size / BLOCK as u64;
+            let blocks = self.executor.store.inodes().attributes(&grant).size / BLOCK as u64;
             if self.granted(&grant)?.is_empty() {
                 return Ok(());
             }
             self.executor
                 .store
+                .files()
                 .punch(&mut Transaction::embedded(), &grant, 0..blocks)
                 .map(|_| ())
         });
@@ -103,6 +110,7 @@ impl Serving {
         }
         self.executor
             .store
+            .files()
             .reserve_extents(transaction, &grant, blocks)?;
         let extent = |it: Mapped| Extent {
             offset: it.file_offset,
@@ -151,6 +159,7 @@ impl Serving {
         match self
             .executor
             .store
+            .files()
             .adopt(transaction, &target, &grant, &adoption)
         {
             Ok(_) => {
@@ -163,7 +172,7 @@ impl Serving {
             }
             // The sender of the data still has it.
             Err(Error::Corrupt { .. }) => {
-                let tail = self.executor.store.tail().number;
+                let tail = self.executor.store.volume().tail().number;
                 Ok(shown(again(), tail))
             }
             Err(error) => Err(error),
@@ -175,13 +184,17 @@ impl Serving {
         let layout = self
             .executor
             .store
+            .files()
             .layout(file, offset, (blocks * BLOCK) as u64)?;
         let offsets = layout.mapped.iter().flat_map(|mapped| {
             (mapped.image_offset..mapped.image_offset + mapped.length).step_by(BLOCK)
         });
         let checksum = |offset| {
             let mut block = [0; BLOCK];
-            self.executor.store.read_image(offset, &mut block)?;
+            self.executor
+                .store
+                .volume()
+                .read_image(offset, &mut block)?;
             Ok(crc32c(&block))
         };
         offsets.map(checksum).collect()
@@ -192,7 +205,7 @@ impl Serving {
         if !offset.is_multiple_of(BLOCK as u64) {
             return Err(Error::InvalidArgument("a layout begins with a block"));
         }
-        let found = self.executor.store.layout(node, offset, length)?;
+        let found = self.executor.store.files().layout(node, offset, length)?;
         let mut checksums = found.checksums.into_iter();
         let extent = |mapped: &Mapped| {
             let blocks = mapped.length.div_ceil(BLOCK as u64);

@@ -101,7 +101,7 @@ impl UnitPool {
     fn superblock(&self) -> Option<store::Superblock> {
         match &self.state {
             State::Following(replica) => Some(*replica.superblock()),
-            State::Serving(serving) => Some(serving.executor.store.superblock()),
+            State::Serving(serving) => Some(serving.executor.store.volume().superblock()),
             State::Closed => None,
         }
     }
@@ -127,7 +127,9 @@ impl UnitPool {
     pub fn position(&self) -> (Sequence, Vec<EpochStart>) {
         match &self.state {
             State::Following(replica) => (sequence(replica.tail()), history(replica)),
-            State::Serving(serving) => (sequence(serving.executor.store.tail()), Vec::new()),
+            State::Serving(serving) => {
+                (sequence(serving.executor.store.volume().tail()), Vec::new())
+            }
             State::Closed => (Sequence::default(), Vec::new()),
         }
     }
@@ -135,7 +137,7 @@ impl UnitPool {
     /// The figures of the pool, while it is open for changes.
     pub fn statistics(&self) -> Option<store::Statistics> {
         match &self.state {
-            State::Serving(serving) => Some(serving.executor.store.statistics()),
+            State::Serving(serving) => Some(serving.executor.store.volume().statistics()),
             State::Following(_) | State::Closed => None,
         }
     }
@@ -167,8 +169,10 @@ impl UnitPool {
         let store = replica.into_store(epoch, self.options.clone())?;
         let (sessions, locks) = (file(&store, b"sessions")?, file(&store, b"locks")?);
         // A unit that was stopped in good order has empty rings; the last that it changed were sessions.
-        store.stamp_after(store.attributes(&sessions).changed_ns);
-        let orphans = Mutex::new(store.orphans());
+        store
+            .volume()
+            .stamp_after(store.inodes().attributes(&sessions).changed_ns);
+        let orphans = Mutex::new(store.volume().orphans());
         let serving = Serving {
             orphans,
             executor: Executor::new(store, self.unit),
@@ -178,7 +182,7 @@ impl UnitPool {
             defects: self.defects.clone(),
         };
         let (records, grants) = self.read_sessions(&serving)?;
-        let tail = sequence(serving.executor.store.tail());
+        let tail = sequence(serving.executor.store.volume().tail());
         let serving = Arc::new(serving);
         self.local_reads.open(serving.clone());
         self.state = State::Serving(serving);
@@ -193,7 +197,7 @@ impl UnitPool {
         let end = self.image().start.saturating_add(length);
         self.region.grow(end)?;
         match &mut self.state {
-            State::Serving(serving) => serving.executor.store.grow_image(length)?,
+            State::Serving(serving) => serving.executor.store.volume().grow_image(length)?,
             State::Following(replica) => replica.grow_image(length)?,
             State::Closed => return Err(CLOSED.into()),
         }
@@ -203,10 +207,12 @@ impl UnitPool {
     fn read_sessions(&self, serving: &Serving) -> Result<(Vec<SessionRecord>, LeftGrants), Error> {
         let (mut records, mut grants) = (Vec::new(), Vec::new());
         let store = &serving.executor.store;
-        let sessions = store.attributes(&serving.sessions).size / BLOCK as u64;
+        let sessions = store.inodes().attributes(&serving.sessions).size / BLOCK as u64;
         for index in 0..sessions as u32 {
             let mut block = [0; BLOCK];
-            store.read(&serving.sessions, table::block_offset(index), &mut block)?;
+            store
+                .files()
+                .read(&serving.sessions, table::block_offset(index), &mut block)?;
             let locks = match table::session_of(&block) {
                 0 => Vec::new(),
                 _ => read_locks(store, &serving.locks, index)?,
@@ -224,8 +230,9 @@ impl UnitPool {
         // The record of a new file could not know its generation.
         let slots = records.iter_mut().flat_map(|record| &mut record.slots);
         for (_, outcome) in slots.filter(|(_, outcome)| outcome.file.inode != 0) {
-            if let Ok(node) = serving.executor.store.node(outcome.file.inode) {
-                outcome.file.generation = serving.executor.store.attributes(&node).generation;
+            if let Ok(node) = serving.executor.store.inodes().node(outcome.file.inode) {
+                outcome.file.generation =
+                    serving.executor.store.inodes().attributes(&node).generation;
             }
         }
         Ok((records, grants))
@@ -237,7 +244,7 @@ impl UnitPool {
             State::Serving(serving) => {
                 let serving = Arc::into_inner(serving);
                 let serving = serving.ok_or(Error::InvalidArgument("the pool is being read"))?;
-                Box::new(serving.executor.into_store().into_replica())
+                Box::new(Replica::from_store(serving.executor.into_store()))
             }
             State::Following(replica) => replica,
             State::Closed => return Err(CLOSED),
@@ -259,24 +266,29 @@ impl Drop for UnitPool {
 fn read_locks(store: &Store, file: &LiveInode, index: u32) -> Result<Vec<u8>, Error> {
     let start = table::locks_offset(index);
     let (mut at, mut end) = (start, start);
-    while let Some(data) = store.next_data(file, at)?
+    while let Some(data) = store.files().next_data(file, at)?
         && data < start + table::LOCKS
     {
-        at = store.next_hole(file, data)?.min(start + table::LOCKS);
+        at = store
+            .files()
+            .next_hole(file, data)?
+            .min(start + table::LOCKS);
         end = at;
     }
     let mut locks = vec![0; (end - start) as usize];
-    store.read(file, start, &mut locks)?;
+    store.files().read(file, start, &mut locks)?;
     Ok(locks)
 }
 
 /// A file of the system directory, made if it is not there.
 pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<LiveInode>, Error> {
     let system = store.system();
-    match store.lookup(&system, name) {
+    match store.names().lookup(&system, name) {
         Err(Error::NotFound) => {
             let new = NewInode::new(FileKind::Regular, 0o600);
-            store.create(&mut Transaction::embedded(), &system, name, &new)
+            store
+                .names()
+                .create(&mut Transaction::embedded(), &system, name, &new)
         }
         found => found,
     }
@@ -314,7 +326,10 @@ fn read_records(
     (data_of, is_for_group): (&[u64], bool),
 ) -> Completion {
     let mut records = Vec::new();
-    let is_held = store.read_records(from, limit, &mut records).is_some();
+    let is_held = store
+        .volume()
+        .read_records(from, limit, &mut records)
+        .is_some();
     let data = match is_held && !data_of.is_empty() {
         true => read_named(store, from, &mut records, data_of),
         false => Vec::new(),
@@ -331,7 +346,7 @@ fn read_records(
 /// The data that records name, as much as goes into one message. Records beyond it are left to the next one.
 fn read_named(store: &Store, from: u64, records: &mut Vec<u8>, data_of: &[u64]) -> Vec<Data> {
     let (mut at, mut left, mut data) = (0, SHIPMENT_BYTES, Vec::new());
-    while let Some((length, ranges)) = store.named_data(&records[at..]) {
+    while let Some((length, ranges)) = store::named_data(store.volume(), &records[at..]) {
         let (position, end) = (from + at as u64, from + (at + length) as u64);
         let ranges = Some(ranges).filter(|_| data_of.contains(&end));
         for range in ranges.into_iter().flatten() {
@@ -343,7 +358,7 @@ fn read_named(store: &Store, from: u64, records: &mut Vec<u8>, data_of: &[u64]) 
             }
             left = left.saturating_sub(length);
             let mut bytes = vec![0; length as usize];
-            if store.read_image(range.start, &mut bytes).is_ok() {
+            if store.volume().read_image(range.start, &mut bytes).is_ok() {
                 data.push(Data {
                     position,
                     offset: range.start,
@@ -402,15 +417,15 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             let (skipped, bytes) = match fetch {
                 Fetch::Metadata => {
                     let range = offset..offset.checked_add(length.into())?;
-                    store.read_metadata(range, most as usize).ok()?
+                    store::read_metadata(store.volume(), range, most as usize).ok()?
                 }
                 Fetch::Data | Fetch::Refill => {
                     let mut bytes = vec![0; length.min(most) as usize];
-                    store.read_image(offset, &mut bytes).ok()?;
+                    store.volume().read_image(offset, &mut bytes).ok()?;
                     (0, bytes)
                 }
             };
-            let position = store.tail().number;
+            let position = store.volume().tail().number;
             Completion::Image {
                 to,
                 fetch,
@@ -421,7 +436,7 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             }
         }
         Intent::ReleaseFreed { below } => {
-            store.release_freed(below);
+            store.volume().release_freed(below);
             return None;
         }
         // An intent of the time before the role changed.

@@ -4,11 +4,18 @@
 //! written into the ring, flushed and fenced (then it is committed), and only then applied to the image. Recovery
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
-//! Reading order: [`layout`] (bytes), `image` (their location), `ring` (the order of changes), `change` (one atomic
-//! change) with `transaction` (its context), `allocator`, `tree` (extents of a file), `owners` (of blocks that files
-//! share), `directory` (names), then the operations in `file`, `share`, `fallocate`, `names`, `attributes`, `flags`,
-//! `xattr` and `acl`, `recover` and [`check`]. Last the parts for a unit of several pools: `replica` (a pool that
-//! follows another pool's records), `held` and `grant`.
+//! A [`Store`] is an open pool. Each layer of it is a type, which uses only those below it:
+//!
+//! | type | folder | content |
+//! |---|---|---|
+//! | [`Names`] | `names` | directories and links |
+//! | [`Files`] | `data` | the data of files: reading, writing, sharing, grants |
+//! | [`Inodes`] | `inode` | inodes in use, attributes, extended attributes, extent trees |
+//! | [`Volume`] | `image` | blocks, their allocation, `change` (one atomic change) with [`Transaction`] (its context) |
+//! | | `ring` | the order of changes |
+//! | | [`mod@format`] | the bytes |
+//!
+//! Beside them are `replica` (a pool that follows another pool's records), [`check()`] and [`repair()`].
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -37,24 +44,28 @@ mod store;
 pub use check::fuzzing;
 pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
+pub use data::Files;
 pub use data::bad_blocks::LostData;
 pub use data::grant::{Adoption, FileLayout, Mapped};
 pub use defects::Defects;
 pub use error::Error;
 pub use format::superblock::Superblock;
 pub use image::create::{Geometry, identity};
-pub use image::owners::Sharing;
 pub use image::recovery::read_superblock;
 pub use image::transaction::{REPLY, Reply, Transaction};
+pub use image::volume::Sharing;
+pub use image::volume::{Options, Volume};
+pub use inode::Inodes;
 pub use inode::live::LiveInode;
+pub use names::Names;
 pub use operations::{
     Attributes, Entry, ErrorCode, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
     SetAttributes, Statistics, WriteAt, Written, XattrMode,
 };
 pub use repair::{Repair, repair};
-pub use replica::{Ingested, MemberFormat, Replica};
+pub use replica::{Ingested, MemberFormat, Replica, named_data, read_metadata};
 pub use sequence::Sequence;
-pub use store::{Options, Store};
+pub use store::Store;
 
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;

@@ -31,21 +31,22 @@ fn pool() -> (Region, Store) {
 fn read_all(store: &Store, path: &[&str]) -> Vec<u8> {
     let mut node = store.root();
     for name in path {
-        node = store.lookup(&node, name.as_bytes()).unwrap();
+        node = store.names().lookup(&node, name.as_bytes()).unwrap();
     }
-    let mut data = vec![0; store.attributes(&node).size as usize];
-    assert_eq!(store.read(&node, 0, &mut data).unwrap(), data.len());
+    let mut data = vec![0; store.inodes().attributes(&node).size as usize];
+    assert_eq!(store.files().read(&node, 0, &mut data).unwrap(), data.len());
     data
 }
 
 /// Names of a directory, read seven at a time.
 fn names(store: &Store, number: u64) -> Vec<String> {
-    let node = store.node(number).unwrap();
+    let node = store.inodes().node(number).unwrap();
     let mut names = Vec::new();
     let mut cookie = 0;
     loop {
         let mut part = Vec::new();
         store
+            .names()
             .read_directory(&node, cookie, &mut |entry| {
                 let wanted = part.len() < 7;
                 if wanted {
@@ -67,23 +68,28 @@ fn files_survive_a_crash() {
     let (region, store) = pool();
     let root = store.root();
     let a = store
+        .names()
         .create(&mut embedded(), &root, b"a", &new_inode(FileKind::Regular))
         .unwrap();
     let big: Vec<u8> = (0..3_000_001u32).map(|i| (i * 7 % 253) as u8).collect();
     assert_eq!(
         store
+            .files()
             .write(&mut embedded(), &a, WriteAt::Offset(5), &big)
             .unwrap()
             .length,
         big.len()
     );
     store
+        .files()
         .write(&mut embedded(), &a, WriteAt::Offset(100), b"hello")
         .unwrap();
     store
+        .files()
         .write(&mut embedded(), &a, WriteAt::End, b"end")
         .unwrap();
     let d = store
+        .names()
         .create(
             &mut embedded(),
             &root,
@@ -92,9 +98,13 @@ fn files_survive_a_crash() {
         )
         .unwrap();
     store
+        .names()
         .rename(&mut embedded(), &root, b"a", &d, b"b", RenameMode::Replace)
         .unwrap();
-    assert_eq!(store.lookup(&root, b"a").err(), Some(Error::NotFound));
+    assert_eq!(
+        store.names().lookup(&root, b"a").err(),
+        Some(Error::NotFound)
+    );
     let mut expected = vec![0; 5];
     expected.extend_from_slice(&big);
     expected[100..105].copy_from_slice(b"hello");
@@ -104,28 +114,17 @@ fn files_survive_a_crash() {
     let store = open(&region);
     assert!(read_all(&store, &["d", "b"]) == expected);
     let b = store
-        .lookup(&store.lookup(&store.root(), b"d").unwrap(), b"b")
+        .names()
+        .lookup(&store.names().lookup(&store.root(), b"d").unwrap(), b"b")
         .unwrap();
-    store
-        .set_attributes(
-            &mut embedded(),
-            &b,
-            &SetAttributes {
-                size: Some(101),
-                ..Default::default()
-            },
-        )
-        .unwrap();
-    store
-        .set_attributes(
-            &mut embedded(),
-            &b,
-            &SetAttributes {
-                size: Some(4096),
-                ..Default::default()
-            },
-        )
-        .unwrap();
+    for size in [101, 4096] {
+        let change = SetAttributes {
+            size: Some(size),
+            ..Default::default()
+        };
+        let inodes = store.inodes();
+        inodes.set_attributes(&mut embedded(), &b, &change).unwrap();
+    }
     expected.truncate(101);
     expected.resize(4096, 0);
     assert!(read_all(&store, &["d", "b"]) == expected);
@@ -135,8 +134,9 @@ fn files_survive_a_crash() {
 fn many_names_come_and_go() {
     let (region, store) = pool();
     let root = store.root();
-    let free = store.statistics();
+    let free = store.volume().statistics();
     let d = store
+        .names()
         .create(
             &mut embedded(),
             &root,
@@ -146,6 +146,7 @@ fn many_names_come_and_go() {
         .unwrap();
     for i in 0..3000 {
         store
+            .names()
             .create(
                 &mut embedded(),
                 &d,
@@ -157,14 +158,16 @@ fn many_names_come_and_go() {
     drop(store);
     let store = open(&region);
     let root = store.root();
-    let d = store.lookup(&root, b"d").unwrap();
+    let d = store.names().lookup(&root, b"d").unwrap();
     for i in 0..3000 {
         store
+            .names()
             .lookup(&d, format!("file number {i}").as_bytes())
             .unwrap();
     }
     let mut found = 0;
     store
+        .names()
         .read_directory(&d, 0, &mut |_| {
             found += 1;
             true
@@ -172,18 +175,23 @@ fn many_names_come_and_go() {
         .unwrap();
     assert_eq!(found, 3002);
     assert_eq!(
-        store.remove_directory(&mut embedded(), &root, b"d").err(),
+        store
+            .names()
+            .remove_directory(&mut embedded(), &root, b"d")
+            .err(),
         Some(Error::NotEmpty)
     );
     for i in 0..3000 {
         store
+            .names()
             .unlink(&mut embedded(), &d, format!("file number {i}").as_bytes())
             .unwrap();
     }
     store
+        .names()
         .remove_directory(&mut embedded(), &root, b"d")
         .unwrap();
-    let after = store.statistics();
+    let after = store.volume().statistics();
     assert_eq!(after.inodes_free, free.inodes_free);
     // The root keeps its first leaf only while it has names.
     assert_eq!(after.blocks_free, free.blocks_free);
@@ -195,6 +203,7 @@ fn reading_a_directory_goes_on_where_it_stopped() {
     let root = store.root();
     for i in 0..300 {
         store
+            .names()
             .create(
                 &mut embedded(),
                 &root,
@@ -214,11 +223,11 @@ fn reading_a_directory_goes_on_where_it_stopped() {
 fn full_pools_refuse_and_recover() {
     let (_region, store) = pool();
     let root = store.root();
-    let free = store.statistics().blocks_free;
+    let free = store.volume().statistics().blocks_free;
     let mut count = 0;
     let chunk = vec![1u8; 1 << 20];
     'fill: loop {
-        let file = match store.create(
+        let file = match store.names().create(
             &mut embedded(),
             &root,
             format!("f{count}").as_bytes(),
@@ -230,7 +239,10 @@ fn full_pools_refuse_and_recover() {
         };
         count += 1;
         for i in 0..5 {
-            match store.write(&mut embedded(), &file, WriteAt::Offset(i << 20), &chunk) {
+            match store
+                .files()
+                .write(&mut embedded(), &file, WriteAt::Offset(i << 20), &chunk)
+            {
                 Ok(written) if written.length == chunk.len() => {}
                 Ok(_) | Err(Error::NoSpace) => break 'fill,
                 Err(error) => panic!("{error}"),
@@ -238,6 +250,7 @@ fn full_pools_refuse_and_recover() {
         }
     }
     store
+        .names()
         .rename(
             &mut embedded(),
             &root,
@@ -248,14 +261,16 @@ fn full_pools_refuse_and_recover() {
         )
         .unwrap();
     store
+        .names()
         .unlink(&mut embedded(), &root, b"renamed when full")
         .unwrap();
     for i in 1..count {
         store
+            .names()
             .unlink(&mut embedded(), &root, format!("f{i}").as_bytes())
             .unwrap();
     }
-    assert_eq!(store.statistics().blocks_free, free);
+    assert_eq!(store.volume().statistics().blocks_free, free);
 }
 
 #[test]
@@ -268,6 +283,7 @@ fn threads_work_side_by_side() {
                 let root = store.root();
                 let name = format!("t{thread}");
                 let file = store
+                    .names()
                     .create(
                         &mut embedded(),
                         &root,
@@ -278,6 +294,7 @@ fn threads_work_side_by_side() {
                 for i in 0..2000u64 {
                     let data = vec![(i % 251) as u8; 1 + (i * 37 % 9000) as usize];
                     store
+                        .files()
                         .write(
                             &mut embedded(),
                             &file,
@@ -286,7 +303,7 @@ fn threads_work_side_by_side() {
                         )
                         .unwrap();
                     let other = format!("t{thread}-{}", i % 50);
-                    match store.create(
+                    match store.names().create(
                         &mut embedded(),
                         &root,
                         other.as_bytes(),
@@ -294,6 +311,7 @@ fn threads_work_side_by_side() {
                     ) {
                         Ok(_) => {}
                         Err(Error::Exists) => store
+                            .names()
                             .unlink(&mut embedded(), &root, other.as_bytes())
                             .unwrap(),
                         Err(error) => panic!("{error}"),
@@ -325,15 +343,19 @@ fn a_directory_whose_names_change_gets_a_new_version() {
     let store = Store::open(region, options).expect("the pool opens");
     let root = store.root();
     let (file, directory) = (new_inode(FileKind::Regular), new_inode(FileKind::Directory));
-    let mut last = store.attributes(&root).version;
+    let mut last = store.inodes().attributes(&root).version;
     let mut check = |what: &str| {
-        let version = store.attributes(&root).version;
+        let version = store.inodes().attributes(&root).version;
         assert!(version > last, "{what} leaves the version at {last}");
         last = version;
     };
-    let node = store.create(&mut embedded(), &root, b"a", &file).unwrap();
+    let node = store
+        .names()
+        .create(&mut embedded(), &root, b"a", &file)
+        .unwrap();
     check("create");
     store
+        .names()
         .rename(
             &mut embedded(),
             &root,
@@ -344,13 +366,18 @@ fn a_directory_whose_names_change_gets_a_new_version() {
         )
         .unwrap();
     check("rename");
-    store.link(&mut embedded(), &node, &root, b"a").unwrap();
+    store
+        .names()
+        .link(&mut embedded(), &node, &root, b"a")
+        .unwrap();
     check("link");
     store
+        .names()
         .create(&mut embedded(), &root, b"d", &directory)
         .unwrap();
     check("mkdir");
     store
+        .names()
         .rename(
             &mut embedded(),
             &root,
@@ -361,9 +388,10 @@ fn a_directory_whose_names_change_gets_a_new_version() {
         )
         .unwrap();
     check("exchange");
-    store.unlink(&mut embedded(), &root, b"b").unwrap();
+    store.names().unlink(&mut embedded(), &root, b"b").unwrap();
     check("unlink");
     store
+        .names()
         .remove_directory(&mut embedded(), &root, b"a")
         .unwrap();
     check("rmdir");
@@ -378,25 +406,29 @@ fn a_name_and_a_hold_that_go_at_once_leave_nothing() {
     // The directory's own blocks stay.
     let keeper = new_inode(FileKind::Regular);
     store
+        .names()
         .create(&mut embedded(), &root, b"keeper", &keeper)
         .unwrap();
-    let before = store.statistics();
+    let before = store.volume().statistics();
     let make = |number: usize| {
         let kind = match number % 4 {
             0 => FileKind::Directory,
             _ => FileKind::Regular,
         };
         let name = format!("file {number}");
-        let node = store.create(&mut embedded(), &root, name.as_bytes(), &new_inode(kind));
+        let node = store
+            .names()
+            .create(&mut embedded(), &root, name.as_bytes(), &new_inode(kind));
         let node = node.unwrap();
         if kind == FileKind::Regular {
             // Empty, of one block, and of several.
             let data = vec![1; number % 3 * 5000];
             store
+                .files()
                 .write(&mut embedded(), &node, WriteAt::Offset(0), &data)
                 .unwrap();
         }
-        store.hold(&node).unwrap();
+        store.inodes().hold(&node).unwrap();
         (name, kind, node)
     };
     for first in (0..FILES).step_by(50) {
@@ -409,25 +441,26 @@ fn a_name_and_a_hold_that_go_at_once_leave_nothing() {
                     let name = name.as_bytes();
                     match kind {
                         FileKind::Directory => store
+                            .names()
                             .remove_directory(&mut embedded(), &root, name)
                             .unwrap(),
-                        _ => store.unlink(&mut embedded(), &root, name).unwrap(),
+                        _ => store.names().unlink(&mut embedded(), &root, name).unwrap(),
                     }
                 }
             });
             for (_, _, node) in &files {
                 barrier.wait();
-                store.release(node, 1).unwrap();
+                store.inodes().release(node, 1).unwrap();
             }
         });
         for (name, _, node) in &files {
-            let found = store.lookup(&root, name.as_bytes());
+            let found = store.names().lookup(&root, name.as_bytes());
             assert_eq!(found.err(), Some(Error::NotFound));
-            assert_eq!(store.node(node.number()).err(), Some(Error::Stale));
+            assert_eq!(store.inodes().node(node.number()).err(), Some(Error::Stale));
         }
     }
     let counts = |store: &Store| {
-        let found = store.statistics();
+        let found = store.volume().statistics();
         (found.blocks_free, found.inodes_free)
     };
     let expected = (before.blocks_free, before.inodes_free);

@@ -26,11 +26,11 @@ fn read_outside(
     length: usize,
     is_over: &AtomicBool,
 ) -> Seen {
-    let base = store.superblock().image_offset;
+    let base = store.volume().superblock().image_offset;
     let mut seen = Seen::default();
     let mut bytes = vec![0; length];
     while !is_over.load(Ordering::Relaxed) {
-        let layout = store.layout(file, 0, length as u64).unwrap();
+        let layout = store.files().layout(file, 0, length as u64).unwrap();
         assert_eq!(
             layout.version & CHANGING,
             0,
@@ -66,10 +66,12 @@ fn overwritten_while_read(length: usize) {
     let store = Store::open(region.clone(), options).unwrap();
     let new = NewInode::new(FileKind::Regular, 0o644);
     let file = store
+        .names()
         .create(&mut Transaction::embedded(), &store.root(), b"f", &new)
         .unwrap();
     let all = vec![0; 16 * BLOCK];
     store
+        .files()
         .write(
             &mut Transaction::embedded(),
             &file,
@@ -83,6 +85,7 @@ fn overwritten_while_read(length: usize) {
         for change in 0..CHANGES {
             let data = vec![change as u8; length];
             store
+                .files()
                 .write(
                     &mut Transaction::embedded(),
                     &file,
@@ -94,8 +97,8 @@ fn overwritten_while_read(length: usize) {
         is_over.store(true, Ordering::Relaxed);
         reader.join().unwrap()
     });
-    let layout = store.layout(&file, 0, 1).unwrap();
-    let word = region.load(store.superblock().image_offset + layout.version_offset);
+    let layout = store.files().layout(&file, 0, 1).unwrap();
+    let word = region.load(store.volume().superblock().image_offset + layout.version_offset);
     assert_eq!(word, layout.version, "the mark goes with the change");
     assert!(seen.valid > 0, "{length}: {seen:?}");
 }

@@ -49,7 +49,10 @@ fn change(store: &Store, directory: &Arc<LiveInode>, seed: u64) {
         let number = STAYING + random.below(NAMES);
         match random.below(10) {
             kind if kind < 6 && grows || kind < 1 => {
-                match store.create(&mut embedded(), directory, &name(number), &new) {
+                match store
+                    .names()
+                    .create(&mut embedded(), directory, &name(number), &new)
+                {
                     Ok(node) => assert_eq!(model.insert(number, node.number()), None),
                     Err(error) => assert!(error == Error::Exists && model.contains_key(&number)),
                 }
@@ -57,13 +60,15 @@ fn change(store: &Store, directory: &Arc<LiveInode>, seed: u64) {
             kind if kind < 6 => {
                 let found = model.range(number..).next().map(|(number, _)| *number);
                 let number = found.unwrap_or(number);
-                let removed = store.unlink(&mut embedded(), directory, &name(number));
+                let removed = store
+                    .names()
+                    .unlink(&mut embedded(), directory, &name(number));
                 assert_eq!(removed.is_ok(), model.remove(&number).is_some());
             }
             6 => {
                 let to = STAYING + random.below(NAMES);
                 let (old, new) = (name(number), name(to));
-                let renamed = store.rename(
+                let renamed = store.names().rename(
                     &mut embedded(),
                     directory,
                     &old,
@@ -79,18 +84,19 @@ fn change(store: &Store, directory: &Arc<LiveInode>, seed: u64) {
                 }
             }
             _ => {
-                let found = store.attributes_of(directory, &name(number));
+                let found = store.names().attributes_of(directory, &name(number));
                 let found = found.ok().map(|attributes| attributes.number);
                 assert_eq!(found, model.get(&number).copied(), "step {step}");
             }
         }
     }
     for number in STAYING..STAYING + NAMES {
-        let found = store.lookup(directory, &name(number));
+        let found = store.names().lookup(directory, &name(number));
         let found = found.ok().map(|node| node.number());
         assert_eq!(found, model.get(&number).copied());
         if found.is_some() {
             store
+                .names()
                 .unlink(&mut embedded(), directory, &name(number))
                 .expect("unlink");
         }
@@ -104,10 +110,15 @@ fn a_directory_that_grows_and_shrinks() {
     let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
     let directory = store
+        .names()
         .create(&mut embedded(), &store.root(), b"directory", &new)
         .expect("create");
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let create = |number| store.create(&mut embedded(), &directory, &name(number), &new);
+    let create = |number| {
+        store
+            .names()
+            .create(&mut embedded(), &directory, &name(number), &new)
+    };
     let staying: Vec<_> = (0..STAYING)
         .map(|number| create(number).expect("create").number())
         .collect();
@@ -117,7 +128,7 @@ fn a_directory_that_grows_and_shrinks() {
             let mut random = Random(5);
             while !is_done.load(Ordering::Relaxed) {
                 let number = random.below(STAYING);
-                let found = store.attributes_of(&directory, &name(number));
+                let found = store.names().attributes_of(&directory, &name(number));
                 let found = found.expect("the name stays");
                 assert_eq!(found.number, staying[number as usize]);
             }
@@ -130,11 +141,14 @@ fn a_directory_that_grows_and_shrinks() {
     });
     for number in 0..STAYING {
         store
+            .names()
             .unlink(&mut embedded(), &directory, &name(number))
             .expect("unlink");
     }
     drop(directory);
-    let removed = store.remove_directory(&mut embedded(), &store.root(), b"directory");
+    let removed = store
+        .names()
+        .remove_directory(&mut embedded(), &store.root(), b"directory");
     removed.expect("it is empty");
     store.close().expect("close");
     let report = check(&region, &CheckOptions::default()).expect("check");
@@ -151,7 +165,11 @@ fn directories_that_take_each_others_leaves() {
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
     let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
-    let make = |number| store.create(&mut embedded(), &store.root(), &name(number), &new);
+    let make = |number| {
+        store
+            .names()
+            .create(&mut embedded(), &store.root(), &name(number), &new)
+    };
     let directories: Vec<_> = (0..DIRECTORIES)
         .map(|number| make(number).expect("create"))
         .collect();
@@ -171,16 +189,21 @@ fn directories_that_take_each_others_leaves() {
         let found = model.get(&number).copied();
         match random.below(8) {
             0 => {
-                let looked_up = store.attributes_of(directory, &name(number)).ok();
+                let looked_up = store.names().attributes_of(directory, &name(number)).ok();
                 assert_eq!(looked_up.map(|attributes| attributes.number), found);
             }
             _ if shrinks => {
                 for number in number..number + 4 {
-                    let removed = store.unlink(&mut embedded(), directory, &name(number));
+                    let removed = store
+                        .names()
+                        .unlink(&mut embedded(), directory, &name(number));
                     assert_eq!(removed.is_ok(), model.remove(&number).is_some());
                 }
             }
-            _ => match store.create(&mut embedded(), directory, &name(number), &new) {
+            _ => match store
+                .names()
+                .create(&mut embedded(), directory, &name(number), &new)
+            {
                 Ok(node) => assert_eq!(model.insert(number, node.number()), None),
                 Err(error) => assert!(error == Error::Exists && found.is_some()),
             },

@@ -25,12 +25,13 @@ fn parts_are_flushed_before_their_record_goes() {
         let new = NewInode::new(FileKind::Regular, 0o644);
         let make = |name| {
             store
+                .names()
                 .create(&mut Transaction::embedded(), &store.root(), name, &new)
                 .expect("create")
         };
         let (file, other) = (make(b"file"), make(b"other"));
         let write = |node, offset: usize, data: &[u8]| {
-            let written = store.write(
+            let written = store.files().write(
                 &mut Transaction::embedded(),
                 node,
                 WriteAt::Offset(offset as u64),
@@ -49,9 +50,12 @@ fn parts_are_flushed_before_their_record_goes() {
         }
         for image in simulation.moment().images(20, 1) {
             let store = open(Simulation::from_image(image).region());
-            let file = store.lookup(&store.root(), b"file").expect("the file");
+            let file = store
+                .names()
+                .lookup(&store.root(), b"file")
+                .expect("the file");
             let mut found = vec![0; BLOCK];
-            store.read(&file, 0, &mut found).expect("read");
+            store.files().read(&file, 0, &mut found).expect("read");
             assert!(found == expected, "{length} bytes");
         }
     }

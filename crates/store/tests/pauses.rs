@@ -35,12 +35,12 @@ fn open(length: u64) -> Store {
 
 /// The lengths of the records that `work` makes, in bytes.
 fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
-    let mut at = store.tail().number;
+    let mut at = store.volume().tail().number;
     work();
     let mut lengths = Vec::new();
-    while at < store.tail().number {
+    while at < store.volume().tail().number {
         let mut bytes = Vec::new();
-        let end = store.read_records(at, HEADER, &mut bytes).unwrap();
+        let end = store.volume().read_records(at, HEADER, &mut bytes).unwrap();
         let header = RecordHeader::read_from_prefix(&bytes).unwrap().0;
         assert_eq!(u64::from(header.length), end - at);
         lengths.push(end - at);
@@ -52,14 +52,17 @@ fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
 /// A file with holes at every second block, so that each block is an extent.
 fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<LiveInode> {
     let file = store
+        .names()
         .create(&mut embedded(), &store.root(), name, &FILE)
         .unwrap();
     store
+        .files()
         .fallocate(&mut embedded(), &file, KEEP, 0, 2 * extents * BLOCK)
         .unwrap();
     for index in 0..extents {
         let at = 2 * index * BLOCK;
         store
+            .files()
             .fallocate(&mut embedded(), &file, Fallocate::PunchHole, at, BLOCK)
             .unwrap();
     }
@@ -72,6 +75,7 @@ type Deed = (&'static str, fn(&Store, &Arc<LiveInode>));
 const DEEDS: [Deed; 5] = [
     ("unlink", |store, _| {
         store
+            .names()
             .unlink(&mut embedded(), &store.root(), b"huge")
             .unwrap()
     }),
@@ -79,6 +83,7 @@ const DEEDS: [Deed; 5] = [
         let root = store.root();
         let mode = RenameMode::Replace;
         store
+            .names()
             .rename(&mut embedded(), &root, b"other", &root, b"huge", mode)
             .unwrap();
     }),
@@ -89,21 +94,24 @@ const DEEDS: [Deed; 5] = [
             ..SetAttributes::default()
         };
         store
+            .inodes()
             .set_attributes(&mut embedded(), file, &change)
             .unwrap();
     }),
     ("punch", |store, file| {
-        let size = store.attributes(file).size;
+        let size = store.inodes().attributes(file).size;
         store
+            .files()
             .fallocate(&mut embedded(), file, Fallocate::PunchHole, 0, size)
             .unwrap();
     }),
     ("zero", |store, file| {
         let (size, mode) = (
-            store.attributes(file).size,
+            store.inodes().attributes(file).size,
             Fallocate::ZeroRange { keep_size: true },
         );
         store
+            .files()
             .fallocate(&mut embedded(), file, mode, 0, size)
             .unwrap();
     }),
@@ -114,15 +122,18 @@ fn operations_on_a_huge_file_use_short_records() {
     let dense = 8 << 30;
     for (what, deed) in DEEDS {
         let store = open(9 << 30);
-        let free = store.statistics().blocks_free;
+        let free = store.volume().statistics().blocks_free;
         store
+            .names()
             .create(&mut embedded(), &store.root(), b"other", &FILE)
             .unwrap();
         let file = store
+            .names()
             .create(&mut embedded(), &store.root(), b"huge", &FILE)
             .unwrap();
         let made = records(&store, || {
             store
+                .files()
                 .fallocate(&mut embedded(), &file, KEEP, 0, dense)
                 .unwrap()
         });
@@ -133,12 +144,16 @@ fn operations_on_a_huge_file_use_short_records() {
             assert!(lengths.len() >= 64, "{what}: {} records", lengths.len());
         }
         if what != "zero" {
-            assert!(free - store.statistics().blocks_free <= 4, "{what}");
+            assert!(
+                free - store.volume().statistics().blocks_free <= 4,
+                "{what}"
+            );
         }
     }
     for (what, deed) in DEEDS {
         let store = open(1 << 30);
         store
+            .names()
             .create(&mut embedded(), &store.root(), b"other", &FILE)
             .unwrap();
         let file = sieve(&store, b"huge", 20_000);
@@ -151,16 +166,17 @@ fn operations_on_a_huge_file_use_short_records() {
 #[test]
 fn a_file_of_a_million_extents_is_removed_in_short_records() {
     let store = open(9 << 30);
-    let free = store.statistics().blocks_free;
+    let free = store.volume().statistics().blocks_free;
     sieve(&store, b"huge", 1_000_000);
     let lengths = records(&store, || {
         store
+            .names()
             .unlink(&mut embedded(), &store.root(), b"huge")
             .unwrap()
     });
     let longest = lengths.iter().max().unwrap();
     assert!(*longest <= RECORD_MAX, "{longest} bytes");
-    assert!(free - store.statistics().blocks_free <= 4);
+    assert!(free - store.volume().statistics().blocks_free <= 4);
 }
 
 /// In a huge directory each name comes and goes by one record, whatever becomes of leaves and nodes.
@@ -170,12 +186,14 @@ fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
     let store = open(1 << 30);
     let new = NewInode::new(FileKind::Directory, 0o700);
     let directory = store
+        .names()
         .create(&mut embedded(), &store.root(), b"huge", &new)
         .unwrap();
     let name = |number: usize| format!("a-name-of-some-length-{number:08}").into_bytes();
     let added = records(&store, || {
         (0..NAMES).for_each(|number| {
             store
+                .names()
                 .create(&mut embedded(), &directory, &name(number), &FILE)
                 .unwrap();
         });
@@ -183,6 +201,7 @@ fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
     let removed = records(&store, || {
         (0..NAMES).for_each(|number| {
             store
+                .names()
                 .unlink(&mut embedded(), &directory, &name(number))
                 .unwrap()
         });
@@ -194,6 +213,7 @@ fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
     }
     let emptied = records(&store, || {
         store
+            .names()
             .remove_directory(&mut embedded(), &store.root(), b"huge")
             .unwrap();
     });
@@ -206,24 +226,29 @@ fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {
     let store = open(1 << 30);
     for (what, deed) in &DEEDS[..2] {
         let was_between = (0..50).any(|attempt| {
-            let _ = store.create(&mut embedded(), &store.root(), b"other", &FILE);
+            let _ = store
+                .names()
+                .create(&mut embedded(), &store.root(), b"other", &FILE);
             sieve(&store, b"huge", 20_000);
-            let before = store.tail().number;
+            let before = store.volume().tail().number;
             let name = format!("{what}-{attempt}");
             thread::scope(|scope| {
                 let removing = scope.spawn(|| deed(&store, &store.root()));
                 // The name goes first.
-                while store.tail().number == before {
+                while store.volume().tail().number == before {
                     std::hint::spin_loop();
                 }
                 store
+                    .names()
                     .create(&mut embedded(), &store.root(), name.as_bytes(), &FILE)
                     .unwrap();
-                let free = store.statistics().blocks_free;
+                let free = store.volume().statistics().blocks_free;
                 removing.join().unwrap();
                 // The rest of 20 000 blocks beyond a record's were still to be freed.
-                let was_between = store.statistics().blocks_free > free + 1000;
-                let _ = store.unlink(&mut embedded(), &store.root(), b"huge");
+                let was_between = store.volume().statistics().blocks_free > free + 1000;
+                let _ = store
+                    .names()
+                    .unlink(&mut embedded(), &store.root(), b"huge");
                 was_between
             })
         });

@@ -12,7 +12,7 @@ pub(super) fn copy_range(
     (to, to_offset): (&LiveInode, u64),
     length: u64,
 ) -> Result<u64, store::Error> {
-    let size = store.attributes(from).size;
+    let size = store.inodes().attributes(from).size;
     let length = length.min(size.saturating_sub(offset));
     let overlaps = offset.abs_diff(to_offset) < length;
     if from.number() == to.number() && overlaps {
@@ -51,7 +51,7 @@ fn copy_part(
     length: u64,
     buffer: &mut Vec<u8>,
 ) -> Result<Copied, store::Error> {
-    let shared = store.share(
+    let shared = store.files().share(
         &mut Transaction::embedded(),
         (from, offset),
         (to, to_offset),
@@ -61,11 +61,11 @@ fn copy_part(
         return Ok(Copied::Shared(shared));
     }
     buffer.resize(length.min(COPIED_AT_ONCE) as usize, 0);
-    let read = store.read(from, offset, buffer)?;
+    let read = store.files().read(from, offset, buffer)?;
     if read == 0 {
         return Ok(Copied::Written(0));
     }
-    let written = store.write(
+    let written = store.files().write(
         &mut Transaction::embedded(),
         to,
         WriteAt::Offset(to_offset),

@@ -36,7 +36,7 @@ impl Embedded {
 
     #[inline]
     pub(super) fn inode(&self, number: u64) -> Result<Arc<LiveInode>> {
-        Ok(self.0.node(number)?)
+        Ok(self.0.inodes().node(number)?)
     }
 
     #[inline]
@@ -45,11 +45,11 @@ impl Embedded {
         directory: &LiveInode,
         name: &[u8],
     ) -> Option<Arc<LiveInode>> {
-        self.0.known_subdirectory(directory, name)
+        self.0.names().known_subdirectory(directory, name)
     }
 
     pub(super) fn statistics(&self) -> Statistics {
-        self.0.statistics()
+        self.0.volume().statistics()
     }
 
     pub(super) fn close(&self) -> Result<()> {
@@ -61,17 +61,17 @@ impl Embedded {
 impl Embedded {
     #[inline]
     pub(super) fn attributes(&self, inode: &LiveInode) -> Result<Attributes> {
-        Ok(self.0.attributes(inode))
+        Ok(self.0.inodes().attributes(inode))
     }
 
     #[inline]
     pub(super) fn kind(&self, inode: &LiveInode) -> Result<FileKind> {
-        Ok(self.0.kind(inode)?)
+        Ok(self.0.inodes().kind(inode)?)
     }
 
     #[inline]
     pub(super) fn named_attributes(&self, inode: &LiveInode) -> Result<Attributes> {
-        let attributes = self.0.attributes(inode);
+        let attributes = self.0.inodes().attributes(inode);
         match attributes.links {
             0 => Err(store::Error::Stale.into()),
             _ => Ok(attributes),
@@ -85,32 +85,34 @@ impl Embedded {
     ) -> Result<Attributes> {
         Ok(self
             .0
+            .inodes()
             .set_attributes(&mut Transaction::embedded(), inode, change)?)
     }
 
     pub(super) fn drop_privileges(&self, inode: &Arc<LiveInode>, set_id: bool) -> Result<()> {
-        Ok(self.0.drop_privileges(inode, set_id)?)
+        Ok(self.0.inodes().drop_privileges(inode, set_id)?)
     }
 
     pub(super) fn set_flags(&self, inode: &Arc<LiveInode>, flags: FileFlags) -> Result<()> {
         Ok(self
             .0
+            .inodes()
             .set_flags(&mut Transaction::embedded(), inode, flags)?)
     }
 
     #[inline]
     pub(super) fn note_read(&self, inode: &LiveInode) -> Result<()> {
-        Ok(self.0.note_read(inode)?)
+        Ok(self.0.inodes().note_read(inode)?)
     }
 
     #[inline]
     pub(super) fn hold(&self, inode: &Arc<LiveInode>) -> Result<()> {
-        Ok(self.0.hold(inode)?)
+        Ok(self.0.inodes().hold(inode)?)
     }
 
     #[inline]
     pub(super) fn release(&self, inode: &Arc<LiveInode>, count: u64) -> Result<()> {
-        Ok(self.0.release(inode, count)?)
+        Ok(self.0.inodes().release(inode, count)?)
     }
 }
 
@@ -118,17 +120,17 @@ impl Embedded {
 impl Embedded {
     #[inline]
     pub(super) fn lookup(&self, directory: &LiveInode, name: &[u8]) -> Result<Arc<LiveInode>> {
-        Ok(self.0.lookup(directory, name)?)
+        Ok(self.0.names().lookup(directory, name)?)
     }
 
     #[inline]
     pub(super) fn attributes_of(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
-        Ok(self.0.attributes_of(directory, name)?)
+        Ok(self.0.names().attributes_of(directory, name)?)
     }
 
     #[inline]
     pub(super) fn lookup_held(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
-        Ok(self.0.lookup_held(directory, name)?)
+        Ok(self.0.names().lookup_held(directory, name)?)
     }
 
     #[inline]
@@ -140,6 +142,7 @@ impl Embedded {
     ) -> Result<Attributes> {
         Ok(self
             .0
+            .names()
             .create_held(&mut Transaction::embedded(), directory, name, new, 0)?
             .1)
     }
@@ -153,6 +156,7 @@ impl Embedded {
     ) -> Result<(Arc<LiveInode>, Attributes)> {
         Ok(self
             .0
+            .names()
             .create_held(&mut Transaction::embedded(), directory, name, new, 1)?)
     }
 
@@ -162,9 +166,12 @@ impl Embedded {
         new: &NewInode<'_>,
         may_be_named: bool,
     ) -> Result<Arc<LiveInode>> {
-        Ok(self
-            .0
-            .create_unnamed(&mut Transaction::embedded(), directory, new, may_be_named)?)
+        Ok(self.0.names().create_unnamed(
+            &mut Transaction::embedded(),
+            directory,
+            new,
+            may_be_named,
+        )?)
     }
 
     pub(super) fn link(
@@ -174,20 +181,23 @@ impl Embedded {
         name: &[u8],
     ) -> Result<Attributes> {
         self.0
+            .names()
             .link(&mut Transaction::embedded(), inode, directory, name)?;
-        Ok(self.0.attributes(inode))
+        Ok(self.0.inodes().attributes(inode))
     }
 
     #[inline]
     pub(super) fn unlink(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<()> {
         Ok(self
             .0
+            .names()
             .unlink(&mut Transaction::embedded(), directory, name)?)
     }
 
     pub(super) fn remove_directory(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<()> {
         Ok(self
             .0
+            .names()
             .remove_directory(&mut Transaction::embedded(), directory, name)?)
     }
 
@@ -200,11 +210,12 @@ impl Embedded {
     ) -> Result<()> {
         Ok(self
             .0
+            .names()
             .rename(&mut Transaction::embedded(), from, name, to, new_name, mode)?)
     }
 
     pub(super) fn read_link(&self, inode: &LiveInode) -> Result<Vec<u8>> {
-        Ok(self.0.read_link(inode)?)
+        Ok(self.0.names().read_link(inode)?)
     }
 
     pub(super) fn read_directory(
@@ -213,7 +224,7 @@ impl Embedded {
         cookie: u64,
         visit: &mut dyn FnMut(&Entry) -> bool,
     ) -> Result<()> {
-        Ok(self.0.read_directory(directory, cookie, visit)?)
+        Ok(self.0.names().read_directory(directory, cookie, visit)?)
     }
 
     pub(super) fn read_directory_held(
@@ -225,13 +236,15 @@ impl Embedded {
         loop {
             // The files are visited after the directory is unlocked: their locks come first.
             let mut batch: Vec<Entry> = Vec::with_capacity(ENTRIES_BATCH);
-            self.0.read_directory(directory, cookie, &mut |entry| {
-                let has_room = batch.len() < ENTRIES_BATCH;
-                if has_room {
-                    batch.push(entry.clone());
-                }
-                has_room
-            })?;
+            self.0
+                .names()
+                .read_directory(directory, cookie, &mut |entry| {
+                    let has_room = batch.len() < ENTRIES_BATCH;
+                    if has_room {
+                        batch.push(entry.clone());
+                    }
+                    has_room
+                })?;
             for entry in &batch {
                 if !self.visit_held(entry, visit) {
                     return Ok(());
@@ -254,26 +267,26 @@ impl Embedded {
         if entry.name == b"." || entry.name == b".." {
             return visit(entry, None);
         }
-        let Ok(node) = self.0.node(entry.number) else {
+        let Ok(node) = self.0.inodes().node(entry.number) else {
             return true;
         };
-        if self.0.hold(&node).is_err() {
+        if self.0.inodes().hold(&node).is_err() {
             return true;
         }
-        let is_taken = visit(entry, Some(&self.0.attributes(&node)));
+        let is_taken = visit(entry, Some(&self.0.inodes().attributes(&node)));
         if !is_taken {
             // The hold was for the visitor; an inode that cannot be freed now is freed by the next opening of the pool.
-            let _ = self.0.release(&node, 1);
+            let _ = self.0.inodes().release(&node, 1);
         }
         is_taken
     }
 
     pub(super) fn xattr(&self, inode: &LiveInode, name: &[u8]) -> Result<Vec<u8>> {
-        Ok(self.0.xattr(inode, name)?)
+        Ok(self.0.inodes().xattr(inode, name)?)
     }
 
     pub(super) fn xattr_names(&self, inode: &LiveInode) -> Result<Vec<Vec<u8>>> {
-        Ok(self.0.xattr_names(inode)?)
+        Ok(self.0.inodes().xattr_names(inode)?)
     }
 
     pub(super) fn set_xattr(
@@ -285,12 +298,14 @@ impl Embedded {
     ) -> Result<()> {
         Ok(self
             .0
+            .inodes()
             .set_xattr(&mut Transaction::embedded(), inode, name, value, mode)?)
     }
 
     pub(super) fn remove_xattr(&self, inode: &LiveInode, name: &[u8]) -> Result<()> {
         Ok(self
             .0
+            .inodes()
             .remove_xattr(&mut Transaction::embedded(), inode, name)?)
     }
 }
@@ -299,7 +314,7 @@ impl Embedded {
 impl Embedded {
     #[inline]
     pub(super) fn read(&self, inode: &LiveInode, offset: u64, into: &mut [u8]) -> Result<usize> {
-        Ok(self.0.read(inode, offset, into)?)
+        Ok(self.0.files().read(inode, offset, into)?)
     }
 
     #[inline]
@@ -309,8 +324,8 @@ impl Embedded {
         offset: u64,
         into: &mut [u8],
     ) -> Result<usize> {
-        let length = self.0.read(inode, offset, into)?;
-        self.0.note_read(inode)?;
+        let length = self.0.files().read(inode, offset, into)?;
+        self.0.inodes().note_read(inode)?;
         Ok(length)
     }
 
@@ -318,6 +333,7 @@ impl Embedded {
     pub(super) fn write(&self, inode: &LiveInode, at: WriteAt, data: &[u8]) -> Result<Written> {
         Ok(self
             .0
+            .files()
             .write(&mut Transaction::embedded(), inode, at, data)?)
     }
 
@@ -329,9 +345,10 @@ impl Embedded {
         at: WriteAt,
         data: &[u8],
     ) -> Result<Written> {
-        self.0.drop_privileges(inode, set_id)?;
+        self.0.inodes().drop_privileges(inode, set_id)?;
         Ok(self
             .0
+            .files()
             .write(&mut Transaction::embedded(), inode, at, data)?)
     }
 
@@ -353,22 +370,23 @@ impl Embedded {
     ) -> Result<()> {
         Ok(self
             .0
+            .files()
             .fallocate(&mut Transaction::embedded(), inode, mode, offset, length)?)
     }
 
     pub(super) fn next_data(&self, inode: &LiveInode, offset: u64) -> Result<Option<u64>> {
-        Ok(self.0.next_data(inode, offset)?)
+        Ok(self.0.files().next_data(inode, offset)?)
     }
 
     pub(super) fn next_hole(&self, inode: &LiveInode, offset: u64) -> Result<Option<u64>> {
-        if offset >= self.0.attributes(inode).size {
+        if offset >= self.0.inodes().attributes(inode).size {
             return Ok(None);
         }
-        Ok(Some(self.0.next_hole(inode, offset)?))
+        Ok(Some(self.0.files().next_hole(inode, offset)?))
     }
 
     pub(super) fn next_extent(&self, inode: &LiveInode, offset: u64) -> Result<Option<FileExtent>> {
-        Ok(self.0.next_extent(inode, offset)?)
+        Ok(self.0.files().next_extent(inode, offset)?)
     }
 
     /// Every change is persistent when its call returns.

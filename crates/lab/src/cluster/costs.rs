@@ -109,7 +109,7 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
         ..store::Options::default()
     };
     let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
-    let tail = store.tail();
+    let tail = store.volume().tail();
     store.close().map_err(|error| error.to_string())?;
     let mut image = vec![0; LENGTH as usize];
     region.read(0, &mut image);

@@ -70,13 +70,13 @@ fn make(is_full: bool, is_wide: bool) -> Result<Template, String> {
         files.push(FileId {
             unit: 0,
             inode: node.number(),
-            generation: store.attributes(&node).generation,
+            generation: store.inodes().attributes(&node).generation,
         });
     }
     if is_full {
         fill(&store)?;
     }
-    let tail = store.tail();
+    let tail = store.volume().tail();
     store.close().map_err(text)?;
     let lineage = [formatted, tail].map(|it| EpochStart {
         epoch: it.epoch,
@@ -87,7 +87,7 @@ fn make(is_full: bool, is_wide: bool) -> Result<Template, String> {
 
 fn create(store: &Store, directory: &Arc<LiveInode>, name: &str) -> Result<Arc<LiveInode>, String> {
     let new = NewInode::new(FileKind::Regular, 0o644);
-    let node = store.create(
+    let node = store.names().create(
         &mut Transaction::embedded(),
         directory,
         name.as_bytes(),
@@ -100,7 +100,9 @@ fn create(store: &Store, directory: &Arc<LiveInode>, name: &str) -> Result<Arc<L
 fn fill(store: &Store) -> Result<(), String> {
     let append = |node: &Arc<LiveInode>, blocks: usize| {
         let data = vec![0; blocks * BLOCK];
-        let written = store.write(&mut Transaction::embedded(), node, WriteAt::End, &data);
+        let written = store
+            .files()
+            .write(&mut Transaction::embedded(), node, WriteAt::End, &data);
         written.map(|_| ()).map_err(text)
     };
     append(&create(store, &store.system(), "sessions")?, SESSIONS)?;
@@ -108,11 +110,12 @@ fn fill(store: &Store) -> Result<(), String> {
     for index in 0..SESSIONS as u32 {
         let at = WriteAt::Offset(server::table::locks_offset(index));
         store
+            .files()
             .write(&mut Transaction::embedded(), &locks, at, &[0; BLOCK])
             .map_err(text)?;
     }
     let rest = create(store, &store.root(), "rest")?;
-    while store.statistics().blocks_free > FEW {
+    while store.volume().statistics().blocks_free > FEW {
         append(&rest, 1)?;
     }
     Ok(())

@@ -27,6 +27,7 @@ impl Executor {
             } => {
                 let node = self.node(*file)?;
                 self.store
+                    .files()
                     .fallocate(transaction, &node, *mode, *offset, *length)?;
                 Ok(done())
             }
@@ -38,27 +39,27 @@ impl Executor {
                 length,
             } => self.copy(transaction, (*file, *offset), (*to, *to_offset), *length),
             Operation::NextData { file, offset } => self.look(*file, |node| {
-                let data = self.store.next_data(node, *offset)?;
+                let data = self.store.files().next_data(node, *offset)?;
                 Ok(Outcome::with(Details::Position(data)))
             }),
             Operation::NextHole { file, offset } => self.look(*file, |node| {
-                let is_behind = *offset >= self.store.attributes(node).size;
-                let hole = self.store.next_hole(node, *offset)?;
+                let is_behind = *offset >= self.store.inodes().attributes(node).size;
+                let hole = self.store.files().next_hole(node, *offset)?;
                 Ok(Outcome::with(Details::Position(
                     (!is_behind).then_some(hole),
                 )))
             }),
             Operation::NextExtent { file, offset } => self.look(*file, |node| {
-                let extent = self.store.next_extent(node, *offset)?;
+                let extent = self.store.files().next_extent(node, *offset)?;
                 Ok(Outcome::with(Details::Extent(extent)))
             }),
             Operation::Sync { file } => self.look(*file, |_| Ok(Outcome::done())),
             Operation::SyncAll => {
-                let tail = self.store.tail().number;
+                let tail = self.store.volume().tail().number;
                 Ok(shown(Outcome::done(), tail.saturating_sub(1)))
             }
             Operation::Statistics => {
-                let statistics = Details::Statistics(self.store.statistics());
+                let statistics = Details::Statistics(self.store.volume().statistics());
                 Ok(shown(Outcome::with(statistics), 0))
             }
             _ => Err(Error::InvalidArgument(
@@ -75,11 +76,11 @@ impl Executor {
     ) -> Result<Executed, Error> {
         let node = self.node(file)?;
         let mut data = vec![0; length as usize];
-        let read = self.store.read(&node, offset, &mut data)?;
+        let read = self.store.files().read(&node, offset, &mut data)?;
         data.truncate(read);
-        let version = self.store.attributes(&node).version;
+        let version = self.store.inodes().attributes(&node).version;
         if note_read {
-            self.store.note_read(&node)?;
+            self.store.inodes().note_read(&node)?;
         }
         Ok(shown(Outcome::with_data(data), version))
     }
@@ -94,11 +95,11 @@ impl Executor {
         note_read: bool,
     ) -> Result<Option<(usize, u64)>, Error> {
         let node = self.node(file)?;
-        if note_read && self.store.owes_access_time(&node) {
+        if note_read && self.store.inodes().owes_access_time(&node) {
             return Ok(None);
         }
-        let read = self.store.read(&node, offset, into)?;
-        Ok(Some((read, self.store.attributes(&node).version)))
+        let read = self.store.files().read(&node, offset, into)?;
+        Ok(Some((read, self.store.inodes().attributes(&node).version)))
     }
 
     /// Writes all of the data or nothing if the transaction has a reply: the reply states that the request was
@@ -111,7 +112,7 @@ impl Executor {
         data: &[u8],
     ) -> Result<Executed, Error> {
         let node = self.node(file)?;
-        let written = self.store.write(transaction, &node, at, data)?;
+        let written = self.store.files().write(transaction, &node, at, data)?;
         let outcome = Outcome {
             offset: written.offset,
             count: written.length as u64,
@@ -129,24 +130,33 @@ impl Executor {
         length: u64,
     ) -> Result<Executed, Error> {
         let (from, to) = (self.node(file)?, self.node(to)?);
-        let rest = self.store.attributes(&from).size.saturating_sub(offset);
+        let rest = self
+            .store
+            .inodes()
+            .attributes(&from)
+            .size
+            .saturating_sub(offset);
         let length = length.min(rest);
         if from.number() == to.number() && offset.abs_diff(to_offset) < length {
             return Err(Error::InvalidArgument(
                 "ranges of one file that overlap are not copied; copy to another place",
             ));
         }
-        let mut count = self
-            .store
-            .share(transaction, (&from, offset), (&to, to_offset), length)?;
+        let mut count =
+            self.store
+                .files()
+                .share(transaction, (&from, offset), (&to, to_offset), length)?;
         if count == 0 {
             // Also for no bytes: the source must be a file.
-            let most = self.store.write_max() as u64;
+            let most = self.store.volume().write_max() as u64;
             let mut data = vec![0; length.min(most) as usize];
-            let read = self.store.read(&from, offset, &mut data)?;
+            let read = self.store.files().read(&from, offset, &mut data)?;
             if read > 0 {
                 let at = WriteAt::Offset(to_offset);
-                let written = self.store.write(transaction, &to, at, &data[..read])?;
+                let written = self
+                    .store
+                    .files()
+                    .write(transaction, &to, at, &data[..read])?;
                 count = written.length as u64;
             }
         }

@@ -22,12 +22,14 @@ impl Executor {
                 name,
             } => self.link(transaction, *file, (*directory, name)),
             Operation::Unlink { directory, name } => self.node(*directory).and_then(|directory| {
-                store.unlink(transaction, &directory, name)?;
+                store.names().unlink(transaction, &directory, name)?;
                 Ok(self.in_directory(done(), &directory))
             }),
             Operation::RemoveDirectory { directory, name } => {
                 self.node(*directory).and_then(|directory| {
-                    store.remove_directory(transaction, &directory, name)?;
+                    store
+                        .names()
+                        .remove_directory(transaction, &directory, name)?;
                     Ok(self.in_directory(done(), &directory))
                 })
             }
@@ -39,11 +41,13 @@ impl Executor {
                 mode,
             } => self.node(*directory).and_then(|from| {
                 let to = self.node(*new_directory)?;
-                store.rename(transaction, &from, name, &to, new_name, *mode)?;
+                store
+                    .names()
+                    .rename(transaction, &from, name, &to, new_name, *mode)?;
                 Ok(done())
             }),
             Operation::ReadLink { file } => self.look(*file, |node| {
-                self.store.read_link(node).map(Outcome::with_data)
+                self.store.names().read_link(node).map(Outcome::with_data)
             }),
             Operation::ReadDirectory {
                 directory,
@@ -68,11 +72,11 @@ impl Executor {
         let directory = self.node(directory)?;
         for _ in 0..ATTEMPTS_MAX {
             let found = if hold {
-                self.store.lookup_held(&directory, name)
+                self.store.names().lookup_held(&directory, name)
             } else {
-                self.store.attributes_of(&directory, name)
+                self.store.names().attributes_of(&directory, name)
             };
-            let version = self.store.attributes(&directory).version;
+            let version = self.store.inodes().attributes(&directory).version;
             match found {
                 Ok(attributes) if hold => {
                     self.note_hold(request, &attributes)?;
@@ -92,7 +96,7 @@ impl Executor {
     pub(crate) fn resolve(&self, names: &[(FileId, Vec<u8>)]) -> Vec<u64> {
         let find = |(directory, name): &(FileId, Vec<u8>)| {
             let directory = self.node(*directory).ok()?;
-            let found = self.store.attributes_of(&directory, name).ok()?;
+            let found = self.store.names().attributes_of(&directory, name).ok()?;
             Some(found.number)
         };
         names.iter().filter_map(find).collect()
@@ -107,9 +111,10 @@ impl Executor {
     ) -> Result<Executed, Error> {
         let directory = self.node(directory)?;
         let holds = u64::from(hold);
-        let (_, attributes) = self
-            .store
-            .create_held(transaction, &directory, name, new, holds)?;
+        let (_, attributes) =
+            self.store
+                .names()
+                .create_held(transaction, &directory, name, new, holds)?;
         if hold {
             self.note_hold(request, &attributes)?;
         }
@@ -118,7 +123,7 @@ impl Executor {
 
     /// Adds the attributes of the directory that was changed: its client need not ask for them.
     fn in_directory(&self, mut executed: Executed, directory: &LiveInode) -> Executed {
-        let attributes = self.store.attributes(directory);
+        let attributes = self.store.inodes().attributes(directory);
         executed.version = executed.version.max(attributes.version);
         executed.outcome.details = Details::Directory(Box::new(attributes));
         executed
@@ -134,8 +139,9 @@ impl Executor {
         let directory = self.node(directory)?;
         let node = self
             .store
+            .names()
             .create_unnamed(transaction, &directory, new, may_be_named)?;
-        let attributes = self.store.attributes(&node);
+        let attributes = self.store.inodes().attributes(&node);
         self.note_hold(request, &attributes)?;
         Ok(self.found(attributes, 0))
     }
@@ -145,8 +151,8 @@ impl Executor {
             return again;
         }
         let node = self.node(file)?;
-        self.store.hold(&node)?;
-        let attributes = self.store.attributes(&node);
+        self.store.inodes().hold(&node)?;
+        let attributes = self.store.inodes().attributes(&node);
         self.note_hold(request, &attributes)?;
         Ok(self.found(attributes, 0))
     }
@@ -155,7 +161,7 @@ impl Executor {
     fn held_before(&self, request: &Request<'_>) -> Option<Result<Executed, Error>> {
         let file = self.holds.found_by(request.id)?;
         let node = self.node(file);
-        Some(node.map(|node| self.found(self.store.attributes(&node), 0)))
+        Some(node.map(|node| self.found(self.store.inodes().attributes(&node), 0)))
     }
 
     /// Counts a hold that was taken of the store for the session. The store counts one for each session.
@@ -164,8 +170,8 @@ impl Executor {
         if self.holds.take(request.id, file) {
             return Ok(());
         }
-        let node = self.store.node(attributes.number)?;
-        self.store.release(&node, 1)
+        let node = self.store.inodes().node(attributes.number)?;
+        self.store.inodes().release(&node, 1)
     }
 
     fn link(
@@ -175,8 +181,10 @@ impl Executor {
         (directory, name): (FileId, &[u8]),
     ) -> Result<Executed, Error> {
         let (node, directory) = (self.node(file)?, self.node(directory)?);
-        self.store.link(transaction, &node, &directory, name)?;
-        let found = self.found(self.store.attributes(&node), 0);
+        self.store
+            .names()
+            .link(transaction, &node, &directory, name)?;
+        let found = self.found(self.store.inodes().attributes(&node), 0);
         Ok(self.in_directory(found, &directory))
     }
 
@@ -188,18 +196,20 @@ impl Executor {
     ) -> Result<Executed, Error> {
         let node = self.node(directory)?;
         let (mut entries, mut bytes) = (Vec::new(), 0);
-        self.store.read_directory(&node, cookie, &mut |entry| {
-            bytes += ListedEntry::page_bytes(entry.name.len(), with_attributes);
-            let fits = bytes <= length as usize || entries.is_empty();
-            if fits {
-                entries.push(ListedEntry {
-                    entry: entry.clone(),
-                    attributes: None,
-                });
-            }
-            fits
-        })?;
-        let mut version = self.store.attributes(&node).version;
+        self.store
+            .names()
+            .read_directory(&node, cookie, &mut |entry| {
+                bytes += ListedEntry::page_bytes(entry.name.len(), with_attributes);
+                let fits = bytes <= length as usize || entries.is_empty();
+                if fits {
+                    entries.push(ListedEntry {
+                        entry: entry.clone(),
+                        attributes: None,
+                    });
+                }
+                fits
+            })?;
+        let mut version = self.store.inodes().attributes(&node).version;
         // The directory is not locked any more: a file that was removed meanwhile has no attributes.
         if with_attributes {
             for listed in &mut entries {
@@ -215,7 +225,7 @@ impl Executor {
     fn attributes_in(&self, directory: &LiveInode, name: &[u8]) -> Option<Attributes> {
         match name {
             b"." | b".." => None,
-            name => self.store.attributes_of(directory, name).ok(),
+            name => self.store.names().attributes_of(directory, name).ok(),
         }
     }
 }

@@ -37,13 +37,17 @@ fn pool() -> (UnitPool, FileId) {
     let store: Store = replica.into_store(2, options.clone()).expect("a store");
     let mut transaction = Transaction::embedded();
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let node = store.create(&mut transaction, &store.root(), b"file", &new);
+    let node = store
+        .names()
+        .create(&mut transaction, &store.root(), b"file", &new);
     let node = node.expect("created");
     let data = [1; FILE_LENGTH];
-    let written = store.write(&mut transaction, &node, WriteAt::Offset(0), &data);
+    let written = store
+        .files()
+        .write(&mut transaction, &node, WriteAt::Offset(0), &data);
     written.expect("written");
-    let file = store.attributes(&node).file(0);
-    drop(store.into_replica());
+    let file = store.inodes().attributes(&node).file(0);
+    drop(Replica::from_store(store));
     let unit = protocol::Options::default();
     let pool = UnitPool::open(region, options, &unit).expect("opened for following");
     (pool, file)

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 
 use crate::BLOCK;
-use crate::store::Store;
+use crate::data::Files;
 
 /// Blocks that are reported one by one, and remembered.
 const TOLD_MAX: usize = 1000;
@@ -80,7 +80,7 @@ impl LostDataTold {
     }
 }
 
-impl Store {
+impl Files {
     /// Has `listener` called when a read meets a block that does not match its checksum: once for each of the first
     /// thousand blocks, on the thread that reads, which then gets its error. Only the first listener counts.
     pub fn on_lost_data(&self, listener: impl Fn(&LostData) + Send + Sync + 'static) {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::BLOCK;
 use crate::Fallocate;
+use crate::data::Files;
 use crate::error::{Error, Result};
 use crate::format::inode::{INODE, Inode};
 use crate::image::change::Change;
@@ -13,11 +14,10 @@ use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_regular};
 use crate::inode::tree::{Lookup, Tree};
-use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 
-impl Store {
+impl Files {
     /// Changes the blocks of a range, in bytes, of a regular file. No reader sees a part of it. After a crash a range
     /// may be partly allocated, punched or zeroed; a collapse or insertion is done completely or not at all.
     pub fn fallocate(
@@ -69,7 +69,7 @@ impl Store {
     ) {
         let (number, state, new) = inode;
         *state = new;
-        state.modified_ns = self.now_ns();
+        state.modified_ns = self.volume().now_ns();
         state.changed_ns = state.modified_ns;
         change.inode(number, state, INODE);
         state.version = match is_last {
@@ -92,7 +92,7 @@ impl Store {
         self.check_space(number, state, at..end)?;
         loop {
             let mut new = *state;
-            let mut change = Change::new(&self.shared);
+            let mut change = Change::new(self.volume());
             let mut tree = Tree::new(&mut change, number, &mut new);
             at = tree.fill_holes(at, end)?;
             if at == end {
@@ -107,11 +107,11 @@ impl Store {
 
     /// Refuses to begin if there are too few free blocks.
     fn check_space(&self, number: u64, state: &Inode, blocks: Range<u64>) -> Result<()> {
-        let allocator = &self.shared.allocator;
+        let allocator = &self.volume().allocator;
         let available = allocator
             .free_blocks()
             .saturating_sub(allocator.reserved_blocks());
-        let lookup = Lookup::new(&self.shared.image, number, state);
+        let lookup = Lookup::new(&self.volume().image, number, state);
         let mut missing = blocks.end - blocks.start;
         let mut at = blocks.start;
         while missing > available
@@ -140,7 +140,7 @@ impl Store {
         let (mut edges, blocks) = edges_and_blocks(&range);
         loop {
             let mut new = *state;
-            let mut change = Change::with_reserve(&self.shared);
+            let mut change = Change::with_reserve(self.volume());
             let mut tree = Tree::new(&mut change, number, &mut new);
             for edge in edges.drain(..) {
                 tree.clear_part(edge)?;
@@ -166,7 +166,7 @@ impl Store {
     ) -> Result<()> {
         let (edges, blocks) = edges_and_blocks(&range);
         let mut new = *state;
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         let mut tree = Tree::new(&mut change, number, &mut new);
         let mut is_done = true;
         for edge in edges {
@@ -207,7 +207,7 @@ impl Store {
             ));
         }
         let mut new = *state;
-        let mut change = Change::with_reserve(&self.shared);
+        let mut change = Change::with_reserve(self.volume());
         let mut tree = Tree::new(&mut change, number, &mut new);
         if tree.remove(blocks.start, blocks.end)? != blocks.start {
             return Err(Error::TooManyPieces);
@@ -239,7 +239,7 @@ impl Store {
             .filter(|size| *size <= SIZE_MAX)
             .ok_or(Error::FileTooLarge)?;
         let mut new = *state;
-        let mut change = Change::with_reserve(&self.shared);
+        let mut change = Change::with_reserve(self.volume());
         let mut tree = Tree::new(&mut change, number, &mut new);
         // Blocks may be allocated far behind the file's end.
         let last = tree.lookup().floor(u64::MAX)?.map_or(0, |last| last.end());

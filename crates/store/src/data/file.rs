@@ -5,6 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::data::Files;
 use crate::error::{Error, Result};
 use crate::format::checksum::{crc32c, in_zeros, remainder};
 use crate::format::inode::{FIRST_LINE, INODE, Inode};
@@ -16,7 +17,6 @@ use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_data, check_regular};
 use crate::inode::tree::{Found, Lookup, Tree};
-use crate::store::Store;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, FileExtent, WriteAt, Written};
 
 /// Writes up to this length are inline in the record. Inline each byte is written twice past the cache, out of line
@@ -25,7 +25,7 @@ const BY_VALUE_MAX: usize = 8192;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 
-impl Store {
+impl Files {
     /// Reads at most `into.len()` bytes; fewer only at the end of the file.
     pub fn read(&self, node: &LiveInode, offset: u64, into: &mut [u8]) -> Result<usize> {
         self.read_locked(node.number(), &node.state.read(), offset, into)
@@ -42,7 +42,7 @@ impl Store {
         check_regular(state)?;
         let length = state.size.saturating_sub(offset).min(into.len() as u64) as usize;
         let into = &mut into[..length];
-        let lookup = Lookup::new(&self.shared.image, number, state);
+        let lookup = Lookup::new(&self.volume().image, number, state);
         let mut done = 0;
         while done < length {
             let at = offset + done as u64;
@@ -103,8 +103,8 @@ impl Store {
 
     /// Copies whole blocks and checks the copies.
     fn read_whole(&self, first: u64, into: &mut [u8]) -> Result<()> {
-        let image = &self.shared.image;
-        if !image.data_checksums || self.shared.defects.skip_data_checksum {
+        let image = &self.volume().image;
+        if !image.data_checksums || self.volume().defects.skip_data_checksum {
             image.read(first * BLOCK_U64, into);
             return Ok(());
         }
@@ -118,7 +118,7 @@ impl Store {
     }
 
     fn read_part(&self, block: u64, inside: usize, into: &mut [u8]) -> Result<()> {
-        let image = &self.shared.image;
+        let image = &self.volume().image;
         if !image.is_verified(block) {
             self.read_whole(block, &mut [0; BLOCK])?;
             image.set_verified(block);
@@ -162,7 +162,7 @@ impl Store {
     /// Writes in one change.
     ///
     /// # Errors
-    /// Beside those of [`Store::write`]: [`Error::NoSpace`] if not all of the data fits, and [`Error::InvalidArgument`] if it
+    /// Beside those of [`Files::write`]: [`Error::NoSpace`] if not all of the data fits, and [`Error::InvalidArgument`] if it
     /// is more than one change can be. Nothing is written then.
     pub fn write_whole(
         &self,
@@ -178,7 +178,7 @@ impl Store {
     }
 
     fn check_atomic(&self, data: &[u8]) -> Result<()> {
-        if data.len() > self.atomic_write_max {
+        if data.len() > self.volume().atomic_write_max {
             return Err(Error::InvalidArgument(
                 "the data of one change is at most 1 MiB, and no longer than the ring",
             ));
@@ -193,7 +193,7 @@ impl Store {
         if let WriteAt::Offset(offset) = at {
             let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
             let shift = node.shift.load(Ordering::Relaxed);
-            let image = &self.shared.image;
+            let image = &self.volume().image;
             image.prefetch_data(block.wrapping_add(shift), inside, length);
         }
     }
@@ -208,7 +208,7 @@ impl Store {
         data: &[u8],
     ) -> Result<usize> {
         let mut length = 0;
-        for piece in data.chunks(self.atomic_write_max) {
+        for piece in data.chunks(self.volume().atomic_write_max) {
             let at = offset + length as u64;
             match self.write_piece(transaction, node, state, at, piece) {
                 Ok(()) => length += piece.len(),
@@ -237,8 +237,8 @@ impl Store {
             return Ok(());
         }
         transaction.set_end(offset + data.len() as u64);
-        let mut change = Change::new(&self.shared);
-        let time_ns = self.now_ns();
+        let mut change = Change::new(self.volume());
+        let time_ns = self.volume().now_ns();
         if self.overwrite(&mut change, node, state, offset, data, time_ns)? {
             // No reader sees the state before the lock is free, and a commit does not fail.
             (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
@@ -287,7 +287,7 @@ impl Store {
         if !is_within {
             return Ok(false);
         }
-        let image = &self.shared.image;
+        let image = &self.volume().image;
         let lookup = Lookup::new(image, node.number(), state);
         let Found::Own(physical) = lookup.find_to_change(block)? else {
             return Ok(false);
@@ -315,7 +315,7 @@ impl Store {
     pub fn next_data(&self, node: &LiveInode, offset: u64) -> Result<Option<u64>> {
         let state = node.state.read();
         check_regular(&state)?;
-        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let lookup = Lookup::new(&self.volume().image, node.number(), &state);
         let extent = lookup.written_or_after(offset / BLOCK_U64)?;
         let start = extent.map(|extent| (extent.logical * BLOCK_U64).max(offset));
         Ok(start.filter(|start| *start < state.size))
@@ -325,12 +325,12 @@ impl Store {
     pub fn next_extent(&self, node: &LiveInode, offset: u64) -> Result<Option<FileExtent>> {
         let state = node.state.read();
         check_regular(&state)?;
-        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let lookup = Lookup::new(&self.volume().image, node.number(), &state);
         let found = lookup.holding_or_after(offset / BLOCK_U64)?;
         Ok(found.map(|extent| FileExtent {
             offset: extent.logical * BLOCK_U64,
             length: u64::from(extent.length) * BLOCK_U64,
-            pool_offset: self.shared.image.start() + extent.physical * BLOCK_U64,
+            pool_offset: self.volume().image.start() + extent.physical * BLOCK_U64,
             is_unwritten: !extent.is_written(),
         }))
     }
@@ -339,7 +339,7 @@ impl Store {
     pub fn next_hole(&self, node: &LiveInode, offset: u64) -> Result<u64> {
         let state = node.state.read();
         check_regular(&state)?;
-        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let lookup = Lookup::new(&self.volume().image, node.number(), &state);
         let mut at = offset;
         while at < state.size
             && let Some((_, blocks)) = lookup.find(at / BLOCK_U64)?
@@ -352,7 +352,7 @@ impl Store {
 
 /// Puts written data into a change.
 pub(crate) struct Writer<'a, 'b, 's> {
-    pub store: &'a Store,
+    pub store: &'a Files,
     pub tree: Tree<'b, 's>,
     /// No block was added or replaced so far.
     pub in_place: bool,
@@ -369,7 +369,7 @@ impl<'s> Writer<'_, '_, 's> {
             let found = match self.tree.lookup().find_to_change(block)? {
                 Found::Hole => None,
                 Found::Own(physical) => Some(physical),
-                Found::Shared(old) if !self.store.shared.defects.overwrite_shared => {
+                Found::Shared(old) if !self.store.volume().defects.overwrite_shared => {
                     self.in_place = false;
                     self.tree.replace_shared(block, old, inside, part)?;
                     continue;
@@ -380,7 +380,7 @@ impl<'s> Writer<'_, '_, 's> {
             if part.len() == BLOCK {
                 self.tree.change.block(physical, part, None);
             } else {
-                let image = &self.store.shared.image;
+                let image = &self.store.volume().image;
                 let target = physical * BLOCK_U64 + inside as u64;
                 let crc = match found {
                     Some(_) => {
@@ -405,7 +405,7 @@ impl<'s> Writer<'_, '_, 's> {
                 self.tree.change.allocate(goal, 1)?
             }
         };
-        if length < BLOCK && !self.store.shared.defects.skip_clearing {
+        if length < BLOCK && !self.store.volume().defects.skip_clearing {
             self.tree.change.zero(run.block * BLOCK_U64, BLOCK as u32);
         }
         self.tree.add(block, run)?;
@@ -427,7 +427,7 @@ impl<'s> Writer<'_, '_, 's> {
     /// Whole blocks to fresh places, persistent before the record; the old blocks are freed by it.
     fn by_reference(&mut self, first: u64, data: &[u8]) -> Result<()> {
         self.in_place = false;
-        let image = &self.store.shared.image;
+        let image = &self.store.volume().image;
         let mut runs: Vec<Run> = Vec::new();
         let mut crcs: Vec<u32> = Vec::with_capacity(data.len() / BLOCK);
         let mut goal = self.tree.goal(first)?;

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::BLOCK;
+use crate::data::Files;
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::inode::{FLAG_GRANT, INODE, Inode};
@@ -19,7 +20,6 @@ use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_regular};
 use crate::inode::tree::{Lookup, Tree};
 use crate::ring::CachedLines;
-use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 /// Blocks that one operation names: fewer than its length field can express.
@@ -66,14 +66,14 @@ pub struct Adoption<'a> {
     pub size: u64,
 }
 
-impl Store {
+impl Files {
     /// Where `length` bytes of a file from `offset` on are in the image, as far as the file reaches.
     pub fn layout(&self, node: &LiveInode, offset: u64, length: u64) -> Result<FileLayout> {
         let state = node.state.read();
         check_regular(&state)?;
-        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let lookup = Lookup::new(&self.volume().image, node.number(), &state);
         let end = offset.saturating_add(length).min(state.size);
-        let image = &self.shared.image;
+        let image = &self.volume().image;
         let (mut mapped, mut checksums, mut at) = (Vec::new(), Vec::new(), offset);
         while at < end {
             let Some(extent) = lookup.written_or_after(at / BLOCK_U64)? else {
@@ -98,7 +98,7 @@ impl Store {
         }
         Ok(FileLayout {
             version: state.version,
-            version_offset: self.shared.image.layout.inode(node.number())
+            version_offset: self.volume().image.layout.inode(node.number())
                 + std::mem::offset_of!(Inode, version) as u64,
             generation: state.generation,
             size: state.size,
@@ -123,7 +123,7 @@ impl Store {
                 "blocks are reserved in an empty file or a grant",
             ));
         }
-        let (mut new, mut change) = (*state, Change::new(&self.shared));
+        let (mut new, mut change) = (*state, Change::new(self.volume()));
         let mut logical = state.size.div_ceil(BLOCK_U64);
         let (mut left, mut goal, mut reserved) = (blocks, None, Vec::new());
         while left > 0 {
@@ -179,7 +179,7 @@ impl Store {
         check_unguarded(&state)?;
         let size = check_adoption(&state, &source, adoption)?;
         let (mut new, mut source_new) = (*state, *source);
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         let mut tree = Tree::new(&mut change, grant.number(), &mut source_new);
         let first = adoption.grant_offset / BLOCK_U64;
         let runs = tree.take_out(first, first + adoption.crcs.len() as u64)?;
@@ -191,7 +191,7 @@ impl Store {
             return Err(Error::NoSpace);
         }
         new.size = size;
-        new.modified_ns = self.now_ns();
+        new.modified_ns = self.volume().now_ns();
         new.changed_ns = new.modified_ns;
         change.inode(target.number(), &mut new, INODE);
         change.inode(grant.number(), &mut source_new, INODE);
@@ -203,7 +203,7 @@ impl Store {
 
     /// Checks the contents of the blocks, and flushes them.
     fn secure(&self, runs: &[Run], adoption: &Adoption<'_>, size: u64) -> Result<()> {
-        let image = &self.shared.image;
+        let image = &self.volume().image;
         let blocks = runs
             .iter()
             .flat_map(|run| run.block..run.block + u64::from(run.length));

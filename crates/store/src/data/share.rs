@@ -4,6 +4,7 @@
 //! (see [`crate::image::owners`]).
 
 use crate::BLOCK;
+use crate::data::Files;
 use crate::data::file::{Writer, check_writable};
 use crate::data::grant::is_grant;
 use crate::error::{Error, Result};
@@ -16,7 +17,6 @@ use crate::inode::flags::check_unguarded;
 use crate::inode::live::LiveInode;
 use crate::inode::reclaim::check_regular;
 use crate::inode::tree::{Lookup, Tree};
-use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 /// Most blocks that one change shares, so that others wait for short times only.
@@ -36,7 +36,7 @@ struct Copy {
     length: u64,
 }
 
-impl Store {
+impl Files {
     /// Copies from one file, or one range in it, to another, in one change: whole blocks are shared, the parts of
     /// blocks at the ends copied; a hole stays one. Returns the number of bytes, fewer if not all fits into one record;
     /// none if nothing can be shared: the offsets differ within their blocks, there is no whole block, or the ends need
@@ -129,7 +129,7 @@ impl Store {
         self.read_locked(copy.from, &copy.source, copy.offset, head_bytes)?;
         let tail_offset = copy.offset + shared_to;
         self.read_locked(copy.from, &copy.source, tail_offset, tail_bytes)?;
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         let extents = self.extents_with_data(copy, first, last)?;
         for part in extents.iter().map(|extent| part(extent, first, last)) {
             if !change.share(run(&part))? {
@@ -162,7 +162,7 @@ impl Store {
 
     /// The extents of the source with data between two of its blocks.
     fn extents_with_data(&self, copy: &Copy, first: u64, last: u64) -> Result<Vec<Extent>> {
-        let lookup = Lookup::new(&self.shared.image, copy.from, &copy.source);
+        let lookup = Lookup::new(&self.volume().image, copy.from, &copy.source);
         let (mut found, mut at) = (Vec::new(), first);
         while at < last
             && let Some(extent) = lookup.written_or_after(at)?
@@ -213,13 +213,13 @@ impl Copy {
     fn commit(
         &mut self,
         transaction: &mut Transaction<'_>,
-        store: &Store,
+        store: &Files,
         mut change: Change<'_>,
         end: u64,
     ) {
         let target = &mut self.target;
         target.size = target.size.max(end);
-        target.modified_ns = store.now_ns();
+        target.modified_ns = store.volume().now_ns();
         target.changed_ns = target.modified_ns;
         change.inode(self.to, target, INODE);
         if !self.is_within_one_file() {

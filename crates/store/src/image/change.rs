@@ -6,12 +6,10 @@
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
-use crate::defects::Defects;
 use crate::error::Result;
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, Map};
@@ -19,37 +17,17 @@ use crate::format::inode::{FIRST_LINE, Inode};
 use crate::format::record::{
     ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, RecordOperation, Touch, encode, set_crc,
 };
-use crate::image::allocator::{Allocator, Line, Run};
-use crate::image::deferred_frees::DeferredFrees;
+use crate::image::allocator::{Line, Run};
 use crate::image::edit::{Contents, Edit, Sealed};
 use crate::image::owners::Owners;
-use crate::image::transaction::{PlacedReply, ReplyLocks, Transaction};
+use crate::image::transaction::{PlacedReply, Transaction};
+use crate::image::volume::Volume;
 use crate::image::{Block, Image};
-use crate::order::Ordered;
-use crate::ring::Ring;
 use crate::ring::in_flight::{Entered, Reservation};
-
-/// State that all changes share.
-pub struct Shared {
-    /// The image.
-    pub image: Image,
-    /// The record ring.
-    pub ring: Ring,
-    /// Free blocks and inodes.
-    pub allocator: Allocator,
-    /// Lock for changing owner counts.
-    pub owners: Ordered<Mutex<()>>,
-    /// Freed space that must not be used yet, if other pools of the unit still need it.
-    pub deferred_frees: Option<DeferredFrees>,
-    /// Locks of the blocks that replies go to.
-    pub replies: ReplyLocks,
-    /// Rules broken on purpose.
-    pub defects: Defects,
-}
 
 /// A change that is being collected. Dropped without a commit, it frees what it allocated.
 pub struct Change<'s> {
-    shared: &'s Shared,
+    volume: &'s Volume,
     parts: Lent,
     /// Whole data blocks, in the order of their operations.
     blocks: [&'s [u8]; BLOCKS_MAX],
@@ -176,11 +154,11 @@ const SPARE_BLOCKS_MAX: usize = 16;
 
 impl<'s> Change<'s> {
     /// An empty change.
-    pub fn new(shared: &'s Shared) -> Change<'s> {
+    pub fn new(volume: &'s Volume) -> Change<'s> {
         let mut parts = Lent(Some(PARTS.take().unwrap_or_default()));
         parts.record.resize(HEADER, 0);
         Change {
-            shared,
+            volume,
             parts,
             blocks: [&[]; BLOCKS_MAX],
             block_count: 0,
@@ -192,15 +170,15 @@ impl<'s> Change<'s> {
     }
 
     /// A change which frees space, or must not fail for want of it: it may take the last blocks.
-    pub fn with_reserve(shared: &'s Shared) -> Change<'s> {
-        let mut change = Change::new(shared);
+    pub fn with_reserve(volume: &'s Volume) -> Change<'s> {
+        let mut change = Change::new(volume);
         change.reserve = true;
         change
     }
 
     /// The image as it was before the change.
     pub fn image(&self) -> &'s Image {
-        &self.shared.image
+        &self.volume.image
     }
 
     /// Bytes that `target` is to have.
@@ -218,7 +196,7 @@ impl<'s> Change<'s> {
     /// it.
     #[inline]
     pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32, touch: Option<Touch>) {
-        let kind = if self.shared.image.data_checksums {
+        let kind = if self.volume.image.data_checksums {
             Kind::Data
         } else {
             Kind::Bytes
@@ -250,8 +228,8 @@ impl<'s> Change<'s> {
 
     /// Makes data persistent that the record is going to name.
     pub fn fence_data(&self) {
-        if !self.shared.defects.skip_data_fence {
-            self.shared.image.fence();
+        if !self.volume.defects.skip_data_fence {
+            self.volume.image.fence();
         }
     }
 
@@ -275,7 +253,7 @@ impl<'s> Change<'s> {
             inode.rest_crc = inode.rest_checksum();
         }
         inode.crc = inode.checksum();
-        let target = self.shared.image.layout.inode(number);
+        let target = self.volume.image.layout.inode(number);
         self.parts.put(
             Kind::Inode,
             target,
@@ -299,7 +277,7 @@ impl<'s> Change<'s> {
     /// Takes a run of at most `want` blocks, near `goal`.
     pub fn allocate(&mut self, goal: Option<u64>, want: u32) -> Result<Run> {
         let run = self
-            .shared
+            .volume
             .allocator
             .take_blocks(goal, want, self.reserve)?;
         self.parts.taken.push(run);
@@ -315,7 +293,7 @@ impl<'s> Change<'s> {
     /// The same, for a node of an extent tree. It may be of the reserve: blocks that a file has must be writable when the
     /// pool is full.
     pub fn allocate_node(&mut self) -> Result<u64> {
-        let run = self.shared.allocator.take_blocks(None, 1, true)?;
+        let run = self.volume.allocator.take_blocks(None, 1, true)?;
         self.parts.taken.push(run);
         Ok(self.edit_new(run.block))
     }
@@ -343,7 +321,7 @@ impl<'s> Change<'s> {
 
     /// Gives each block of a run one owner more. False, and nothing is changed, if one has as many as can be.
     pub fn share(&mut self, run: Run) -> Result<bool> {
-        if self.shared.defects.forget_owners {
+        if self.volume.defects.forget_owners {
             return Ok(true);
         }
         self.owners().add(run)
@@ -358,13 +336,13 @@ impl<'s> Change<'s> {
     }
 
     fn owners(&mut self) -> &mut Owners<'s> {
-        let shared = self.shared;
-        self.owners.get_or_insert_with(|| Owners::new(shared))
+        let volume = self.volume;
+        self.owners.get_or_insert_with(|| Owners::new(volume))
     }
 
     /// Takes a free inode, which the change will put to use.
     pub fn allocate_inode(&mut self) -> Result<(u64, Inode)> {
-        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let (allocator, image) = (&self.volume.allocator, &self.volume.image);
         let number = allocator.take_inode()?;
         let free = image.free_inode(number);
         let free = free.inspect_err(|_| allocator.give_back_inode(number))?;
@@ -381,7 +359,7 @@ impl<'s> Change<'s> {
 
     /// Notes, or clears the note, that an inode has something to reclaim.
     pub fn orphan(&mut self, number: u64, is_orphan: bool) {
-        if !self.shared.defects.forget_orphans {
+        if !self.volume.defects.forget_orphans {
             self.parts
                 .inode_bits
                 .push((Map::Orphans, number, is_orphan));
@@ -396,7 +374,7 @@ impl<'s> Change<'s> {
     /// A (verified) metadata block, as the change has left it so far.
     pub fn contents(&self, block: u64) -> Contents<'_> {
         let edit = self.parts.edits.iter().find(|edit| edit.block == block);
-        Contents::new(&self.shared.image, block, edit)
+        Contents::new(&self.volume.image, block, edit)
     }
 
     /// Bytes of a (verified) metadata block, to be changed.
@@ -407,7 +385,7 @@ impl<'s> Change<'s> {
             self.parts.edits.push(Edit::of(block, room));
             self.parts.edits.len() - 1
         });
-        self.parts.edits[index].bytes(&self.shared.image, range)
+        self.parts.edits[index].bytes(&self.volume.image, range)
     }
 
     /// Puts bytes into a (verified) metadata block.
@@ -438,7 +416,7 @@ impl<'s> Change<'s> {
 
     /// Puts the edits, with the blocks' new checksums, into the record.
     fn emit_edits(&mut self) {
-        let image = &self.shared.image;
+        let image = &self.volume.image;
         while let Some(mut edit) = self.parts.edits.pop() {
             match edit.seal(image) {
                 Sealed::Unchanged => {}
@@ -472,7 +450,7 @@ impl<'s> Change<'s> {
         if edit.fresh && end < BLOCK {
             self.zero(target + end as u64, (BLOCK - end) as u32);
         }
-        self.shared.image.set_verified(edit.block);
+        self.volume.image.set_verified(edit.block);
     }
 
     /// Puts the new counts of owners into the record.
@@ -494,7 +472,7 @@ impl<'s> Change<'s> {
         if taken.is_empty() && freed.is_empty() && inode_bits.is_empty() {
             return self.place(entered);
         }
-        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let (allocator, image) = (&self.volume.allocator, &self.volume.image);
         let block_groups = taken
             .iter()
             .chain(&*freed)
@@ -539,7 +517,7 @@ impl<'s> Change<'s> {
         let record = &mut self.parts.record;
         record.resize(record.len().next_multiple_of(ALIGN), 0);
         let length = record.len() + self.block_count * BLOCK;
-        self.shared.ring.reserve(entered, length)
+        self.volume.ring.reserve(entered, length)
     }
 
     /// Longest record that the ring takes, less the space for the bitmap lines and a reply.
@@ -550,15 +528,15 @@ impl<'s> Change<'s> {
         let lines = lines.sum::<usize>() + self.parts.inode_bits.len();
         let lines = (lines + 1) * (64 + OPERATION);
         let owners = self.owners.as_ref().map_or(0, Owners::record_length);
-        self.parts.record.len() + edits + lines + owners + bytes <= self.shared.ring.record_max()
+        self.parts.record.len() + edits + lines + owners + bytes <= self.volume.ring.record_max()
     }
 
     /// Makes the change happen: persistent, then applied. The record carries the transaction's reply. Returns the
     /// record's number.
     pub fn commit(&mut self, transaction: &mut Transaction<'_>) -> u64 {
         self.emit_all();
-        let (shared, created) = (self.shared, self.taken_inode);
-        transaction.with_reply_locked(shared, created, |transaction, reply| {
+        let (volume, created) = (self.volume, self.taken_inode);
+        transaction.with_reply_locked(volume, created, |transaction, reply| {
             self.commit_with(transaction, reply)
         })
     }
@@ -580,19 +558,19 @@ impl<'s> Change<'s> {
         transaction: &mut Transaction<'_>,
         reply: Option<&PlacedReply>,
     ) -> u64 {
-        let shared = self.shared;
+        let volume = self.volume;
         if let Some(reply) = reply {
-            let operation = reply.operation(shared.image.data_checksums);
+            let operation = reply.operation(volume.image.data_checksums);
             encode(&mut self.parts.record, &operation);
         }
-        if shared.defects.reuse_before_commit {
+        if volume.defects.reuse_before_commit {
             for run in &self.parts.freed {
-                shared.allocator.give_back(*run);
+                volume.allocator.give_back(*run);
             }
         }
-        let place = self.sequence(shared.ring.enter());
+        let place = self.sequence(volume.ring.enter());
         self.prepare_apply();
-        if shared.defects.apply_before_commit {
+        if volume.defects.apply_before_commit {
             self.apply(place.number, reply);
         }
         self.write_record(place);
@@ -601,11 +579,11 @@ impl<'s> Change<'s> {
         let lengths = self.parts.operations.iter().map(|placed| placed.length);
         let is_streamed = lengths
             .max()
-            .is_some_and(|longest| shared.image.is_streamed(longest));
-        shared.ring.applied(place, is_streamed);
+            .is_some_and(|longest| volume.image.is_streamed(longest));
+        volume.ring.applied(place, is_streamed);
         // The next holder finds the counts in the image after this change.
         self.owners = None;
-        if shared.defects.reuse_before_commit {
+        if volume.defects.reuse_before_commit {
             self.parts.freed.clear();
         }
         self.parts.taken.clear();
@@ -616,7 +594,7 @@ impl<'s> Change<'s> {
 
     /// Writes the record into the ring, and returns once it is committed.
     fn write_record(&mut self, place: Reservation) {
-        let (ring, image) = (&self.shared.ring, &self.shared.image);
+        let (ring, image) = (&self.volume.ring, &self.volume.image);
         if self.block_count > 0 {
             let blocks = &self.blocks[..self.block_count];
             ring.put_blocks(place, self.parts.record.len(), blocks, image);
@@ -647,16 +625,16 @@ impl<'s> Change<'s> {
     fn prepare_apply(&self) {
         for placed in &self.parts.operations {
             if placed.kind != Kind::Block {
-                let image = &self.shared.image;
+                let image = &self.volume.image;
                 image.prefetch(placed.target, placed.payload.len());
             }
         }
     }
 
     fn apply(&self, number: u64, reply: Option<&PlacedReply>) {
-        let Shared {
+        let Volume {
             image, allocator, ..
-        } = self.shared;
+        } = self.volume;
         let kinds = self.parts.operations.iter();
         image.mark_all_changing(kinds.map(|placed| (placed.kind, placed.target)), number);
         let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
@@ -684,17 +662,17 @@ impl<'s> Change<'s> {
     }
 
     fn give_back_freed(&mut self, number: u64) {
-        let (shared, inode) = (self.shared, self.freed_inode.take());
-        if let Some(frees) = &shared.deferred_frees {
+        let (volume, inode) = (self.volume, self.freed_inode.take());
+        if let Some(frees) = &volume.deferred_frees {
             frees.defer(number, &self.parts.freed, inode);
             self.parts.freed.clear();
             return;
         }
         for run in self.parts.freed.drain(..) {
-            shared.allocator.give_back(run);
+            volume.allocator.give_back(run);
         }
         if let Some(number) = inode {
-            shared.allocator.give_back_inode(number);
+            volume.allocator.give_back_inode(number);
         }
     }
 }
@@ -702,10 +680,10 @@ impl<'s> Change<'s> {
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         for run in self.parts.taken.drain(..) {
-            self.shared.allocator.give_back(run);
+            self.volume.allocator.give_back(run);
         }
         if let Some((number, _)) = self.taken_inode.take() {
-            self.shared.allocator.give_back_inode(number);
+            self.volume.allocator.give_back_inode(number);
         }
     }
 }

@@ -245,10 +245,3 @@ fn write_root(region: &Region, offset: u64, (number, permissions): (u64, u32), f
     root.seal();
     region.write_flushed(offset, root.as_bytes());
 }
-
-impl crate::Store {
-    /// Makes an empty pool of the whole region; whatever was there is lost.
-    pub fn format(region: &Region, geometry: &Geometry) -> std::result::Result<(), Error> {
-        format(region, geometry)
-    }
-}

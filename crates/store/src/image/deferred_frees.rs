@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::image::allocator::{Allocator, Run};
-use crate::store::Store;
 
 /// Space that one record freed.
 #[derive(Default)]
@@ -44,16 +43,6 @@ impl DeferredFrees {
             if let Some(number) = freed.inode {
                 allocator.give_back_inode(number);
             }
-        }
-    }
-}
-
-impl Store {
-    /// Lets blocks and inodes be used again that records with numbers below `below` freed: every pool that counts has
-    /// these records. Without [`crate::Options::hold_freed`] nothing waits for this.
-    pub fn release_freed(&self, below: u64) {
-        if let Some(frees) = &self.shared.deferred_frees {
-            frees.release(below, &self.shared.allocator);
         }
     }
 }

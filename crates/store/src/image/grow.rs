@@ -16,7 +16,7 @@ use crate::format::placement::ImageLayout;
 use crate::format::superblock::{SUPERBLOCKS, Superblock};
 use crate::image::Image;
 use crate::image::create::{format_group, reserved_blocks};
-use crate::store::Store;
+use crate::image::volume::Volume;
 
 impl Superblock {
     /// The layout of the image when it has grown to at most so many blocks.
@@ -73,7 +73,7 @@ pub fn write_superblock(image: &Image, own: &Superblock, grown: &ImageLayout) ->
     superblock
 }
 
-impl Store {
+impl Volume {
     /// Extends the pool to its whole region, which may have become longer. Other threads continue to read and write meanwhile.
     ///
     /// # Errors
@@ -81,10 +81,10 @@ impl Store {
     pub fn grow(&self) -> Result<Superblock> {
         let mut own = self.superblock.lock();
         own.check_alone()?;
-        if self.shared.deferred_frees.is_some() {
+        if self.deferred_frees.is_some() {
             return Err(Error::OfUnit);
         }
-        let room = self.shared.image.region().length() - own.image_offset;
+        let room = self.image.region().length() - own.image_offset;
         let grown = own.grown(room / BLOCK as u64)?;
         self.extend(&mut own, &grown)
     }
@@ -95,7 +95,7 @@ impl Store {
     /// [`Error::BadGeometry`]; [`Error::Corrupt`] if the last group's header is damaged. Nothing has changed then.
     pub fn grow_image(&self, image_length: u64) -> Result<()> {
         let mut own = self.superblock.lock();
-        let room = self.shared.image.region().length();
+        let room = self.image.region().length();
         match own.grown_to(image_length, room)? {
             Some(grown) => self.extend(&mut own, &grown).map(|_| ()),
             None => Ok(()),
@@ -103,7 +103,7 @@ impl Store {
     }
 
     fn extend(&self, own: &mut Superblock, grown: &ImageLayout) -> Result<Superblock> {
-        let (image, allocator) = (&self.shared.image, &self.shared.allocator);
+        let (image, allocator) = (&self.image, &self.allocator);
         format_new_groups(image, grown);
         let more = allocator.load_more(image, grown)?;
         let superblock = write_superblock(image, own, grown);

@@ -10,6 +10,7 @@ pub(crate) mod growing;
 pub(crate) mod owners;
 pub(crate) mod recovery;
 pub(crate) mod transaction;
+pub(crate) mod volume;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

@@ -23,9 +23,8 @@ use crate::format::group::{OWNERS_MAX, owners, owners_word};
 use crate::format::record::OPERATION;
 use crate::image::Image;
 use crate::image::allocator::Run;
-use crate::image::change::Shared;
+use crate::image::volume::Volume;
 use crate::order::LockGuard;
-use crate::store::Store;
 
 /// Counts in a line.
 const COUNTS: u64 = LINE as u64 / 4;
@@ -42,11 +41,11 @@ pub struct Owners<'s> {
 
 impl<'s> Owners<'s> {
     /// Waits for the lock.
-    pub fn new(shared: &'s Shared) -> Owners<'s> {
+    pub fn new(volume: &'s Volume) -> Owners<'s> {
         Owners {
-            image: &shared.image,
+            image: &volume.image,
             lines: BTreeMap::new(),
-            _turn: shared.owners.lock(),
+            _turn: volume.owners.lock(),
         }
     }
 
@@ -129,29 +128,6 @@ impl<'s> Owners<'s> {
             }
             emit(target, &bytes);
         }
-    }
-}
-
-/// Amount of a pool's data with several owners.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sharing {
-    /// Blocks with several owners.
-    pub blocks: u64,
-    /// Blocks that the copies would take besides, if they did not share these.
-    pub saved: u64,
-}
-
-impl Store {
-    /// Adds up the counts of owners of the whole pool: a 1024th of it is read. Damaged ones are left out.
-    pub fn sharing(&self) -> Sharing {
-        let image = &self.shared.image;
-        let mut sharing = Sharing::default();
-        for block in (0..image.layout.groups()).flat_map(|group| image.layout.data_blocks(group)) {
-            let count = u64::from(image.owners(block).unwrap_or_default());
-            sharing.blocks += u64::from(count > 0);
-            sharing.saved += count;
-        }
-        sharing
     }
 }
 

@@ -6,24 +6,26 @@
 //! that were persistent by chance, have an old epoch once the ring state is written.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicI64;
 
+use parking_lot::Mutex;
 use pmem::Region;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::ATOMIC_WRITE_MAX;
 use crate::defects::Defects;
 use crate::error::{Error, Result};
 use crate::format::record::{Kind, Operations, RecordOperation};
 use crate::format::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::image::Image;
 use crate::image::allocator::Allocator;
-use crate::image::change::Shared;
 use crate::image::deferred_frees::DeferredFrees;
 use crate::image::transaction::ReplyLocks;
+use crate::image::volume::{Options, Volume};
 use crate::order::{Ordered, Rank};
 use crate::ring::CachedLines;
 use crate::ring::{Ring, RingReader, write_ring_state};
 use crate::sequence::Sequence;
-use crate::store::Options;
 
 /// Reads the superblock of a pool: the first copy that is valid.
 ///
@@ -71,11 +73,7 @@ pub(crate) struct Replayed {
 ///
 /// A pool of a unit is opened in an epoch that the unit agreed on: an epoch chosen by one pool would name records that
 /// the others do not have.
-pub fn recover(
-    region: Region,
-    options: &Options,
-    epoch: Option<u32>,
-) -> Result<(Superblock, Shared, i64)> {
+pub fn recover(region: Region, options: &Options, epoch: Option<u32>) -> Result<(Volume, i64)> {
     let defects = options.defects;
     let superblock = read_superblock(&region)?;
     if epoch.is_none() {
@@ -100,8 +98,7 @@ pub fn recover(
     let ring = Ring::new(region, &superblock, epoch, tail.number, defects);
     let ring = ring.read_outside(options.hold_freed);
     Ok((
-        superblock,
-        Shared {
+        Volume {
             image,
             ring,
             allocator,
@@ -109,6 +106,10 @@ pub fn recover(
             deferred_frees: options.hold_freed.then(DeferredFrees::default),
             replies: ReplyLocks::new(options.hold_freed),
             defects,
+            atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
+            superblock: Mutex::new(superblock),
+            clock: options.clock.clone(),
+            ahead_ns: AtomicI64::new(0),
         },
         newest_ns,
     ))

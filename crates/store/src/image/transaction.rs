@@ -13,7 +13,7 @@ use crate::BLOCK;
 use crate::format::checksum::remainder;
 use crate::format::record::{Kind, RecordOperation};
 use crate::image::Image;
-use crate::image::change::Shared;
+use crate::image::volume::Volume;
 use crate::order::{LockGuard, Ordered, Rank};
 
 /// Bytes of a reply: a line.
@@ -140,7 +140,7 @@ impl<'a> Transaction<'a> {
     #[inline]
     pub(crate) fn with_reply_locked(
         &mut self,
-        shared: &Shared,
+        volume: &Volume,
         created: Option<(u64, u32)>,
         mut commit: impl FnMut(&mut Transaction<'_>, Option<&PlacedReply>) -> u64,
     ) -> u64 {
@@ -152,14 +152,14 @@ impl<'a> Transaction<'a> {
         let mut number = 0;
         reply
             .file
-            .with_block(&shared.image, block, &mut |physical| {
+            .with_block(&volume.image, block, &mut |physical| {
                 let Some(physical) = physical else {
                     number = commit(self, None);
                     return;
                 };
-                let locked = shared.replies.lock(physical);
+                let locked = volume.replies.lock(physical);
                 self.has_carried = true;
-                let placed = PlacedReply::new(&shared.image, physical, inside, bytes);
+                let placed = PlacedReply::new(&volume.image, physical, inside, bytes);
                 number = commit(self, Some(&placed));
                 drop(locked);
             });

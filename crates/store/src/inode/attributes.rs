@@ -6,12 +6,12 @@ use crate::error::{Error, Result};
 use crate::format::inode::{Inode, KIND_MASK};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
+use crate::inode::Inodes;
 use crate::inode::acl;
 use crate::inode::flags::{self, check_unguarded};
 use crate::inode::live::LiveInode;
 use crate::inode::reclaim::check_regular;
 use crate::inode::xattr;
-use crate::store::Store;
 use crate::{Attributes, FileKind, SetAttributes};
 
 pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
@@ -35,7 +35,7 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
     }
 }
 
-impl Store {
+impl Inodes {
     /// The attributes of a live inode.
     #[inline]
     pub fn attributes(&self, node: &LiveInode) -> Attributes {
@@ -69,8 +69,8 @@ impl Store {
         check_unguarded(&state)?;
         let old = *state;
         let mut new = old;
-        let mut change = Change::with_reserve(&self.shared);
-        let now = self.now_ns();
+        let mut change = Change::with_reserve(&self.volume);
+        let now = self.volume.now_ns();
         new.changed_ns = set.changed_ns.unwrap_or(now);
         let mut unfinished = false;
         if let Some(size) = set.size {
@@ -95,11 +95,11 @@ impl Store {
     }
 }
 
-impl Store {
+impl Inodes {
     /// Sets the entries of the access control list, if there is one, from the new mode.
     fn change_acl(&self, change: &mut Change<'_>, number: u64, new: &mut Inode) -> Result<()> {
         if new.attributes != 0 {
-            let mut all = xattr::load(&self.shared.image, number, new)?;
+            let mut all = xattr::load(&self.volume.image, number, new)?;
             if acl::follow_mode(&mut all, new.mode) {
                 xattr::put(change, number, new, &all)?;
             }
@@ -116,12 +116,12 @@ const GROUP_EXECUTES: u32 = 0o010;
 /// Extended attribute with a program's capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
-impl Store {
+impl Inodes {
     /// Records a read of an inode: its access time changes if the inode changed since, or after a day, as Linux does
     /// with `relatime`.
     #[inline]
     pub fn note_read(&self, node: &LiveInode) -> Result<()> {
-        let now = self.now_ns();
+        let now = self.volume.now_ns();
         if needs_access_time(&node.state.read(), now) {
             self.set_access_time(node, now)?;
         }
@@ -130,7 +130,7 @@ impl Store {
 
     /// Whether [`Store::note_read`] would make a record now.
     pub fn owes_access_time(&self, node: &LiveInode) -> bool {
-        needs_access_time(&node.state.read(), self.now_ns())
+        needs_access_time(&node.state.read(), self.volume.now_ns())
     }
 
     #[cold]
@@ -140,7 +140,7 @@ impl Store {
         if state.mode != 0 && needs_access_time(&state, now) {
             let mut new = *state;
             new.accessed_ns = now;
-            let mut change = Change::with_reserve(&self.shared);
+            let mut change = Change::with_reserve(&self.volume);
             change.inode_from(node.number(), &state, &mut new);
             new.version = change.commit(&mut Transaction::embedded());
             *state = new;

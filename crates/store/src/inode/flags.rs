@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::format::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, FLAGS_KNOWN, Inode};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
+use crate::inode::Inodes;
 use crate::inode::live::LiveInode;
-use crate::store::Store;
 use crate::{FileFlags, FileKind};
 
 /// The flags of an inode.
@@ -27,7 +27,7 @@ pub(crate) fn possible(kind: FileKind) -> u32 {
     }
 }
 
-impl Store {
+impl Inodes {
     /// Sets the flags of a file or directory. The caller checks permissions.
     pub fn set_flags(
         &self,
@@ -53,8 +53,8 @@ impl Store {
         ] {
             new.flags |= if is_set { flag } else { 0 };
         }
-        new.changed_ns = self.now_ns();
-        let mut change = Change::with_reserve(&self.shared);
+        new.changed_ns = self.volume.now_ns();
+        let mut change = Change::with_reserve(&self.volume);
         change.inode_from(node.number(), &state, &mut new);
         new.version = change.commit(transaction);
         *state = new;

@@ -9,18 +9,18 @@ use crate::format::checksum::crc32c;
 use crate::format::inode::{INODE, Inode};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
+use crate::inode::Inodes;
 use crate::inode::live::LiveInode;
 use crate::inode::tree::{Found, Tree};
 use crate::inode::xattr::free_xattrs;
-use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 /// Largest size of a file, in bytes.
 pub const SIZE_MAX: u64 = 1 << 62;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-impl Store {
-    /// Puts a new size of a file into the change. True when extents are left for [`Store::reclaim`] to remove.
+impl Inodes {
+    /// Puts a new size of a file into the change. True when extents are left for [`Inodes::reclaim`] to remove.
     pub(crate) fn resize(
         &self,
         change: &mut Change<'_>,
@@ -54,7 +54,7 @@ impl Store {
         loop {
             let removed = state.links == 0 && !node.is_held();
             let mut new = *state;
-            let mut change = Change::with_reserve(&self.shared);
+            let mut change = Change::with_reserve(&self.volume);
             let from = if removed || state.is_directory() {
                 0
             } else {
@@ -74,7 +74,7 @@ impl Store {
             state.version = change.commit(&mut Transaction::embedded());
             if done {
                 if removed {
-                    self.nodes.remove(node);
+                    self.table.remove(node);
                 }
                 return Ok(());
             }

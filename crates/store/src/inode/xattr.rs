@@ -10,10 +10,10 @@ use crate::image::allocator::Run;
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::image::{Block, Image};
+use crate::inode::Inodes;
 use crate::inode::acl;
 use crate::inode::flags::check_unguarded;
 use crate::inode::live::LiveInode;
-use crate::store::Store;
 use crate::{FileKind, XattrMode};
 
 const WHAT: &str = "a block of extended attributes";
@@ -24,11 +24,11 @@ const USER: &[u8] = b"user.";
 /// Attributes in the order of their block.
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-impl Store {
+impl Inodes {
     /// The value of an extended attribute.
     pub fn xattr(&self, node: &LiveInode, name: &[u8]) -> Result<Vec<u8>> {
         let state = node.state.read();
-        let all = load(&self.shared.image, node.number(), &state)?;
+        let all = load(&self.volume.image, node.number(), &state)?;
         let found = all.into_iter().find(|(own, _)| own == name);
         found.map(|(_, value)| value).ok_or(Error::NoXattr)
     }
@@ -36,7 +36,7 @@ impl Store {
     /// The names of all extended attributes.
     pub fn xattr_names(&self, node: &LiveInode) -> Result<Vec<Vec<u8>>> {
         let state = node.state.read();
-        let all = load(&self.shared.image, node.number(), &state)?;
+        let all = load(&self.volume.image, node.number(), &state)?;
         Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 
@@ -52,7 +52,7 @@ impl Store {
     ) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
-        let mut all = load(&self.shared.image, node.number(), &state)?;
+        let mut all = load(&self.volume.image, node.number(), &state)?;
         let known = all.iter().position(|(own, _)| own == name);
         match (known, mode) {
             (Some(_), XattrMode::Create) => return Err(Error::Exists),
@@ -85,7 +85,7 @@ impl Store {
     ) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
-        let mut all = load(&self.shared.image, node.number(), &state)?;
+        let mut all = load(&self.volume.image, node.number(), &state)?;
         match all.iter().position(|(own, _)| own == name) {
             Some(at) => drop(all.remove(at)),
             None if acl::is_acl(name) => return Ok(()),
@@ -105,12 +105,12 @@ impl Store {
         all: &Xattrs,
     ) -> Result<()> {
         let mut change = if all.is_empty() {
-            Change::with_reserve(&self.shared)
+            Change::with_reserve(&self.volume)
         } else {
-            Change::new(&self.shared)
+            Change::new(&self.volume)
         };
         put(&mut change, number, &mut new, all)?;
-        new.changed_ns = self.now_ns();
+        new.changed_ns = self.volume.now_ns();
         change.inode_from(number, state, &mut new);
         new.version = change.commit(transaction);
         *state = new;

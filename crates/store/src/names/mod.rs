@@ -9,14 +9,18 @@ pub(crate) mod subdirectories;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use crate::BLOCK;
+use crate::data::Files;
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::inode::{FIRST_LINE, INLINE_TARGET_MAX, Inode};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
+use crate::image::volume::Volume;
+use crate::inode::Inodes;
 use crate::inode::acl;
 use crate::inode::attributes::attributes;
 use crate::inode::flags::{check_growable, check_unguarded};
@@ -24,11 +28,11 @@ use crate::inode::live::{self, LiveInode, Looked};
 use crate::inode::reclaim::{free_inode, has_tree};
 use crate::inode::tree::{Lookup, Tree};
 use crate::inode::xattr::{self, Xattrs};
-use crate::names::directory::{Reader, Stored, Target, Writer, check_name};
+use crate::names::directory::{Reader, Stored, Target, Writer, check_name, hash_name};
 use crate::names::rename::LockedSet;
-use crate::order::WriteGuard;
-use crate::store::Store;
-use crate::{Attributes, Entry, FileKind, NewInode};
+use crate::names::subdirectories::Subdirectories;
+use crate::order::{Ordered, Rank, WriteGuard};
+use crate::{Attributes, Entry, FileKind, NewInode, ROOT, SYSTEM};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
@@ -45,7 +49,47 @@ fn own_permissions(new: &NewInode<'_>) -> u32 {
     }
 }
 
-impl Store {
+/// The layer of names: directories, links, and what leads to files.
+pub struct Names {
+    pub(crate) files: Files,
+    pub(crate) root: Arc<LiveInode>,
+    pub(crate) system: Arc<LiveInode>,
+    pub(crate) subdirectories: Subdirectories,
+    /// Serialises renames between directories.
+    pub(crate) renames: Ordered<Mutex<()>>,
+    hash_key: [u8; 16],
+}
+
+impl Names {
+    /// # Errors
+    /// A root is missing or damaged.
+    pub(crate) fn open(files: Files) -> Result<Names> {
+        let root = root_directory(&files.inodes, ROOT, "the root directory")?;
+        let system = root_directory(&files.inodes, SYSTEM, "the system directory")?;
+        Ok(Names {
+            root,
+            system,
+            subdirectories: Subdirectories::new(),
+            renames: Ordered::mutex(Rank::Renames, ()),
+            hash_key: files.volume().superblock().hash_key,
+            files,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn volume(&self) -> &Volume {
+        self.files.volume()
+    }
+
+    #[inline]
+    pub(crate) fn inodes(&self) -> &Inodes {
+        &self.files.inodes
+    }
+
+    pub(crate) fn hash(&self, name: &[u8]) -> u64 {
+        hash_name(&self.hash_key, name)
+    }
+
     /// For changing the names in a directory; the caller holds its lock.
     pub(crate) fn writer<'a, 's>(
         change: &'a mut Change<'s>,
@@ -73,7 +117,7 @@ impl Store {
 
     pub(crate) fn reader<'a>(&'a self, directory: &'a LiveInode, inode: &'a Inode) -> Reader<'a> {
         Reader {
-            image: &self.shared.image,
+            image: &self.volume().image,
             number: directory.number(),
             inode,
         }
@@ -105,7 +149,7 @@ impl Store {
         let state = directory.state.read();
         let (number, kind) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock: while the name exists its inode cannot be freed, nor its number be reused.
-        let node = self.node(number)?;
+        let node = self.inodes().node(number)?;
         if kind == Some(FileKind::Directory) {
             self.subdirectories
                 .remember(directory.number(), hash, name, &node);
@@ -121,11 +165,11 @@ impl Store {
         let (number, _) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock, as in `lookup`. But a thread that has a live inode locked may be waiting for the
         // directory.
-        let attributes = match self.nodes.look(&self.shared.image, number)? {
+        let attributes = match self.inodes().table.look(&self.volume().image, number)? {
             Looked::AtRest(attributes) => attributes,
             Looked::Live(node) => {
                 drop(state);
-                self.attributes(&node)
+                self.inodes().attributes(&node)
             }
         };
         match attributes.links {
@@ -154,6 +198,24 @@ impl Store {
         }
     }
 
+    /// Like [`Names::attributes_of`], and [holds](Inodes::hold) it.
+    pub fn lookup_held(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
+        let hash = self.hash(name);
+        let node = {
+            let state = directory.state.read();
+            let (number, _) = self.find_any(directory, &state, hash, name)?;
+            // Still under the lock, as in `lookup`.
+            self.inodes().node(number)?
+        };
+        let state = node.state.read();
+        if state.links == 0 {
+            return Err(Error::Stale);
+        }
+        // Under the lock, as in `hold`.
+        node.holds.fetch_add(1, Ordering::AcqRel);
+        Ok(attributes(node.number(), &state))
+    }
+
     /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
     /// directory the bit too. In one with a default access control list it gets that list.
     pub fn create(
@@ -167,7 +229,7 @@ impl Store {
         Ok(node)
     }
 
-    /// Like [`Store::create`], with so many [holds](Store::hold) from the start, and the attributes that it has then.
+    /// Like [`Names::create`], with so many [holds](Inodes::hold) from the start, and the attributes that it has then.
     pub fn create_held(
         &self,
         transaction: &mut Transaction<'_>,
@@ -189,7 +251,7 @@ impl Store {
             let found = self.find(directory, &parent, hash, name)?;
             return Err(found.map_or(guarded, |_| Error::Exists));
         }
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         let (number, mut inode) =
             self.add_inode(&mut change, directory.number(), &parent, new, |_| {})?;
         let mut new_parent = *parent;
@@ -206,15 +268,15 @@ impl Store {
         new_parent.version = inode.version;
         *parent = new_parent;
         // Probably the next one that is made.
-        live::prefetch(&self.shared.image, number + 1);
+        live::prefetch(&self.volume().image, number + 1);
         let node = LiveInode::new(number, inode);
         node.holds.store(holds, Ordering::Relaxed);
-        self.nodes.insert(node.clone());
+        self.inodes().table.insert(node.clone());
         Ok((node, attributes(number, &inode)))
     }
 
     /// Makes a file without a name, held once. With the last hold it is freed, unless it `may_be_named` and
-    /// [`Store::link`] has given it a name. Otherwise it is like a file created in `directory`.
+    /// [`Names::link`] has given it a name. Otherwise it is like a file created in `directory`.
     pub fn create_unnamed(
         &self,
         transaction: &mut Transaction<'_>,
@@ -228,7 +290,7 @@ impl Store {
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         let (number, mut inode) =
             self.add_inode(&mut change, directory.number(), &parent, new, |inode| {
                 inode.links = 0;
@@ -238,7 +300,7 @@ impl Store {
         let node = LiveInode::new(number, inode);
         node.holds.store(1, Ordering::Relaxed);
         node.may_be_named.store(may_be_named, Ordering::Relaxed);
-        self.nodes.insert(node.clone());
+        self.inodes().table.insert(node.clone());
         Ok(node)
     }
 
@@ -275,7 +337,7 @@ impl Store {
         new: &NewInode<'_>,
     ) -> Result<(u32, Xattrs)> {
         if parent.attributes != 0 && new.kind != FileKind::Symlink {
-            let all = xattr::load(&self.shared.image, directory, parent)?;
+            let all = xattr::load(&self.volume().image, directory, parent)?;
             let mode = new.kind.bits() | new.permissions & 0o7777;
             let damaged = xattr::damaged(parent.attributes);
             if let Some((mode, lists)) = acl::inherit(&all, mode, damaged)? {
@@ -286,7 +348,7 @@ impl Store {
     }
 
     fn new_inode(&self, directory: u64, parent: &Inode, new: &NewInode<'_>, old: &Inode) -> Inode {
-        let now = self.now_ns();
+        let now = self.volume().now_ns();
         let is_directory = new.kind == FileKind::Directory;
         let group = parent.mode & SET_GROUP;
         let inherited = if is_directory { group } else { 0 };
@@ -338,13 +400,13 @@ impl Store {
         if !has_tree(&state) {
             return Ok(state.root.as_bytes()[..length.min(INLINE_TARGET_MAX)].to_vec());
         }
-        let image = &self.shared.image;
+        let image = &self.volume().image;
         let found = Lookup::new(image, node.number(), &state).find(0)?;
         let block = found.map(|(block, _)| block).ok_or(Error::Stale)?;
         let mut contents = [0; BLOCK];
         image.read_block(block, &mut contents);
         if image.data_checksums && crc32c(&contents) != image.data_crc(block) {
-            self.lost_data.tell(node.number(), 0, block);
+            self.files.lost_data.tell(node.number(), 0, block);
             return Err(Error::Corrupt {
                 what: "a symbolic link's target",
                 block,
@@ -388,7 +450,7 @@ impl Store {
         }
         // In the order in which Linux finds objections.
         check_growable(&set.get(directory.number()).state)?;
-        let now = self.now_ns();
+        let now = self.volume().now_ns();
         let inode = set.inode(node.number());
         check_unguarded(inode)?;
         let is_unnamed = inode.links == 0;
@@ -401,7 +463,7 @@ impl Store {
         }
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
-        let mut change = Change::new(&self.shared);
+        let mut change = Change::new(self.volume());
         if is_unnamed {
             change.orphan(node.number(), false);
         }
@@ -474,7 +536,7 @@ impl Store {
             let mut parent = directory.state.write();
             let stored = self.find(directory, &parent, hash, name)?;
             let stored = stored.ok_or(Error::NotFound)?;
-            let node = self.node(stored.target.number)?;
+            let node = self.inodes().node(stored.target.number)?;
             if Arc::ptr_eq(&node, directory) {
                 return Ok(None);
             }
@@ -545,20 +607,20 @@ pub(crate) struct Named<'a> {
 
 /// One name being taken away.
 struct Removal<'a> {
-    store: &'a Store,
+    store: &'a Names,
     named: Named<'a>,
 }
 
 impl Removal<'_> {
     fn carry_out(mut self, transaction: &mut Transaction<'_>) -> Result<()> {
         let (store, named) = (self.store, &mut self.named);
-        let (now, image) = (store.now_ns(), &store.shared.image);
+        let (now, image) = (store.volume().now_ns(), &store.volume().image);
         image.prefetch(image.layout.inode(named.node.number()), FIRST_LINE);
-        let mut change = Change::with_reserve(&store.shared);
+        let mut change = Change::with_reserve(store.volume());
         let mut parent = *named.parent;
         (parent.modified_ns, parent.changed_ns) = (now, now);
         add_links(&mut parent, -i32::from(named.state.is_directory()));
-        Store::writer(&mut change, named.directory, &mut parent).remove(named.stored)?;
+        Names::writer(&mut change, named.directory, &mut parent).remove(named.stored)?;
         let mut file = *named.state;
         let unfinished = store.drop_link(&mut change, named.node, &mut file, now)?;
         change.inode_from(named.directory.number(), &named.parent, &mut parent);
@@ -567,12 +629,12 @@ impl Removal<'_> {
         file.version = parent.version;
         (*named.parent, *named.state) = (parent, file);
         if file.mode == 0 {
-            store.nodes.remove(named.node);
+            store.inodes().table.remove(named.node);
         } else if unfinished {
             let node = named.node.clone();
             // No thread waits for the directory meanwhile.
             drop(self);
-            store.reclaim_unused(&node)?;
+            store.inodes().reclaim_unused(&node)?;
         }
         Ok(())
     }
@@ -633,4 +695,14 @@ pub(crate) fn check_removable(inode: &Inode, as_directory: bool) -> Result<()> {
         (true, true) if inode.entries > 0 => Err(Error::NotEmpty),
         _ => Ok(()),
     }
+}
+
+/// A directory that must be there.
+fn root_directory(inodes: &Inodes, number: u64, what: &'static str) -> Result<Arc<LiveInode>> {
+    let root = inodes.node(number)?;
+    if !root.state.read().is_directory() {
+        let block = inodes.volume.image.layout.inode(number) / BLOCK as u64;
+        return Err(Error::Corrupt { what, block });
+    }
+    Ok(root)
 }

@@ -13,10 +13,10 @@ use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::LiveInode;
+use crate::names::Names;
 use crate::names::directory::{Stored, check_name};
 use crate::names::{add_links, check_removable, target_of};
 use crate::order::WriteGuard;
-use crate::store::Store;
 use crate::{BLOCK, is_root};
 use crate::{FileKind, NewInode, RenameMode};
 
@@ -108,14 +108,14 @@ impl Known {
     }
 }
 
-impl Store {
+impl Names {
     /// Looks up a name that is to be changed, before the locks for that are taken.
     fn look_ahead(&self, directory: &LiveInode, hash: u64, name: &[u8]) -> Result<Known> {
         let state = directory.state.read();
         let found = match self.find(directory, &state, hash, name)? {
             // Still under the lock, as in `lookup`.
             Some(stored) => Some(Found {
-                node: self.node(stored.target.number)?,
+                node: self.inodes().node(stored.target.number)?,
                 stored,
             }),
             None => None,
@@ -190,7 +190,7 @@ impl Store {
             let leaves_blocks = rename.carry_out(set, mode, transaction)?;
             drop(guard);
             return match target.filter(|_| leaves_blocks) {
-                Some(target) => self.reclaim_unused(&target.node),
+                Some(target) => self.inodes().reclaim_unused(&target.node),
                 None => Ok(()),
             };
         }
@@ -202,7 +202,7 @@ impl Store {
             return Ok(());
         }
         let mut at = to.clone();
-        let most = self.shared.image.layout.inodes();
+        let most = self.volume().image.layout.inodes();
         for _ in 0..most {
             if is_root(at.number()) {
                 return Ok(());
@@ -213,10 +213,10 @@ impl Store {
                 ));
             }
             let parent = at.state.read().parent;
-            at = self.node(parent)?;
+            at = self.inodes().node(parent)?;
         }
         // More steps up than there are inodes: damage made a circle.
-        let block = self.shared.image.layout.inode(to.number()) / BLOCK as u64;
+        let block = self.volume().image.layout.inode(to.number()) / BLOCK as u64;
         Err(Error::Corrupt {
             what: "the parent of a directory",
             block,
@@ -226,7 +226,7 @@ impl Store {
 
 /// One rename with everything it involves.
 struct Rename<'a> {
-    store: &'a Store,
+    store: &'a Names,
     from: &'a Arc<LiveInode>,
     to: &'a Arc<LiveInode>,
     new_hash: u64,
@@ -275,7 +275,7 @@ impl Rename<'_> {
         leaves_whiteout: bool,
         transaction: &mut Transaction<'_>,
     ) -> Result<bool> {
-        let (store, now) = (self.store, self.store.now_ns());
+        let (store, now) = (self.store, self.store.volume().now_ns());
         let number = self.source.node.number();
         let source = &set.get(number).state;
         let moves_directory = source.is_directory();
@@ -283,7 +283,7 @@ impl Rename<'_> {
         if set.get(self.to.number()).state.links == 0 {
             return Err(Error::NotFound);
         }
-        let mut change = Change::with_reserve(&store.shared);
+        let mut change = Change::with_reserve(store.volume());
         let whiteout = if leaves_whiteout {
             Some(self.whiteout(&mut change, &set.get(self.from.number()).state)?)
         } else {
@@ -294,19 +294,19 @@ impl Rename<'_> {
             check_removable(&set.get(node.number()).state, moves_directory)?;
             unfinished = store.drop_link(&mut change, node, set.inode(node.number()), now)?;
             let to = set.inode(self.to.number());
-            Store::writer(&mut change, self.to, to).redirect(stored, entry);
+            Names::writer(&mut change, self.to, to).redirect(stored, entry);
             add_links(to, -i32::from(moves_directory));
         }
         // Before the new name: that could move the old one's entry.
         let from = set.inode(self.from.number());
-        let mut from = Store::writer(&mut change, self.from, from);
+        let mut from = Names::writer(&mut change, self.from, from);
         match &whiteout {
             Some((number, inode)) => from.redirect(&self.source.stored, target_of(*number, inode)),
             None => from.remove(&self.source.stored)?,
         }
         if self.target.is_none() {
             let to = set.inode(self.to.number());
-            let mut to = Store::writer(&mut change, self.to, to);
+            let mut to = Names::writer(&mut change, self.to, to);
             to.insert(self.new_hash, self.new_name, entry)?;
         }
         if moves_directory {
@@ -318,13 +318,14 @@ impl Rename<'_> {
         let version = set.commit(change, transaction);
         if let Some((number, inode)) = whiteout {
             store
-                .nodes
+                .inodes()
+                .table
                 .insert(LiveInode::new(number, Inode { version, ..inode }));
         }
         if let Some(Found { node, .. }) = self.target
             && set.get(node.number()).state.mode == 0
         {
-            store.nodes.remove(node);
+            store.inodes().table.remove(node);
         }
         Ok(unfinished)
     }
@@ -342,8 +343,8 @@ impl Rename<'_> {
         target: &Found,
         transaction: &mut Transaction<'_>,
     ) -> Result<()> {
-        let (store, now) = (self.store, self.store.now_ns());
-        let mut change = Change::with_reserve(&store.shared);
+        let (store, now) = (self.store, self.store.volume().now_ns());
+        let mut change = Change::with_reserve(store.volume());
         let sides = [
             (self.from, self.source, &target.node),
             (self.to, target, &self.source.node),
@@ -356,7 +357,7 @@ impl Rename<'_> {
                 inode.parent = directory.number();
             }
             let parent = set.inode(directory.number());
-            Store::writer(&mut change, directory, parent).redirect(&old.stored, entry);
+            Names::writer(&mut change, directory, parent).redirect(&old.stored, entry);
             add_links(parent, i32::from(is_directory));
             add_links(parent, -i32::from(old_is_directory));
         }

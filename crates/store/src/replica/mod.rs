@@ -26,13 +26,16 @@ use crate::format::superblock::{
 use crate::image::Image;
 use crate::image::create::{clear_superblocks, identity, write_superblocks};
 use crate::image::recovery::{read_ring_state, read_superblock, replay};
+use crate::image::volume::{Options, check_range};
 use crate::ring::CachedLines;
 use crate::ring::{Ring, write_ring_state};
 use crate::sequence::Sequence;
-use crate::store::{Options, Store};
+use crate::store::Store;
 
 pub use ingest::Ingested;
 pub use member::MemberFormat;
+pub use metadata::read_metadata;
+pub use named::named_data;
 
 /// A pool that is open for following.
 pub struct Replica {
@@ -95,6 +98,26 @@ impl Replica {
             superblock,
             defects,
         })
+    }
+
+    /// Makes a pool that is open for writing follow another one from now on. No operation may be in flight.
+    pub fn from_store(store: Store) -> Replica {
+        let volume = store.into_volume();
+        let (superblock, tail, defects) = (volume.superblock(), volume.tail(), volume.defects);
+        let ring = volume.ring.read_outside(true);
+        // A new one: a follower does not use the record of verified blocks.
+        let old = &volume.image;
+        let mut image = Image::new(old.region().clone(), &superblock)
+            // The lines that it has to flush were applied by the old one.
+            .with_parts_in_caches(old.has_parts_in_caches());
+        image.is_read_outside = true;
+        Replica {
+            image,
+            ring,
+            tail,
+            superblock,
+            defects,
+        }
     }
 
     /// Where the last record ends, and its epoch. All before it is persistent.
@@ -184,62 +207,5 @@ impl Replica {
     /// does not hold them all any more.
     pub fn touched_since(&self, number: u64) -> Option<Vec<Range<u64>>> {
         touched::since(&self.ring, &self.image, number, self.tail.number)
-    }
-}
-
-impl Store {
-    /// Where the last committed record ends, and the epoch in which the pool is open.
-    pub fn tail(&self) -> Sequence {
-        Sequence {
-            epoch: self.shared.ring.epoch(),
-            number: self.shared.ring.persisted_below(),
-        }
-    }
-
-    /// Bytes of the image.
-    pub fn image_length(&self) -> u64 {
-        self.shared.image.length()
-    }
-
-    /// Copies bytes of the image out, as they are now: a record that is being applied may be there in part.
-    pub fn read_image(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        check_range(&self.shared.image, offset, into.len())?;
-        self.shared.image.read(offset, into);
-        Ok(())
-    }
-
-    /// Appends whole committed records from the position `from` on to `into`, as [`Replica::read_records`].
-    pub fn read_records(&self, from: u64, limit_bytes: usize, into: &mut Vec<u8>) -> Option<u64> {
-        let end = self.tail().number;
-        self.shared.ring.read_records(from, end, limit_bytes, into)
-    }
-
-    /// Makes the pool follow another one from now on. No operation may be in flight.
-    pub fn into_replica(self) -> Replica {
-        let superblock = self.superblock();
-        let tail = self.tail();
-        let (ring, defects) = (self.shared.ring.read_outside(true), self.shared.defects);
-        // A new one: a follower does not use the record of verified blocks.
-        let old = &self.shared.image;
-        let mut image = Image::new(old.region().clone(), &superblock)
-            // The lines that it has to flush were applied by the old one.
-            .with_parts_in_caches(old.has_parts_in_caches());
-        image.is_read_outside = true;
-        Replica {
-            image,
-            ring,
-            tail,
-            superblock,
-            defects,
-        }
-    }
-}
-
-fn check_range(image: &Image, offset: u64, length: usize) -> Result<()> {
-    let end = offset.checked_add(length as u64);
-    if end.is_some_and(|end| end <= image.length()) {
-        Ok(())
-    } else {
-        Err(Error::InvalidArgument("the range is not in the image"))
     }
 }

@@ -29,11 +29,12 @@ impl Unit {
     /// Brings the replica to the primary's tail, in batches of some size.
     pub fn follow(&mut self) {
         let mut attempts = 0;
-        while self.replica.tail().number < self.primary.tail().number {
+        while self.replica.tail().number < self.primary.volume().tail().number {
             let from = self.replica.tail().number;
             let limit = [1, 3000, 100_000][attempts % 3];
             let mut records = Vec::new();
             self.primary
+                .volume()
                 .read_records(from, limit, &mut records)
                 .expect("the primary holds the records");
             let result = self
@@ -48,10 +49,11 @@ impl Unit {
 
     /// The same for a replica that is catching up.
     pub fn follow_unverified(&mut self) {
-        while self.replica.tail().number < self.primary.tail().number {
+        while self.replica.tail().number < self.primary.volume().tail().number {
             let from = self.replica.tail().number;
             let mut records = Vec::new();
             self.primary
+                .volume()
                 .read_records(from, usize::MAX, &mut records)
                 .expect("the primary holds the records");
             let result = self.replica.ingest_unverified(&records);
@@ -65,7 +67,10 @@ impl Unit {
 pub fn fetch(primary: &Store, replica: &Replica, ranges: &[Range<u64>]) {
     for range in ranges {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        primary.read_image(range.start, &mut bytes).expect("inside");
+        primary
+            .volume()
+            .read_image(range.start, &mut bytes)
+            .expect("inside");
         replica.write_image(range.start, &bytes).expect("inside");
     }
 }
@@ -85,6 +90,7 @@ pub fn new_inode(kind: FileKind) -> NewInode<'static> {
 
 pub fn create(store: &Store, directory: &Arc<LiveInode>, name: &str) -> Arc<LiveInode> {
     store
+        .names()
         .create(
             &mut Transaction::embedded(),
             directory,
@@ -99,21 +105,28 @@ pub fn read_all(store: &Store) -> BTreeMap<String, (u64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     let mut left = vec![(String::new(), store.root())];
     while let Some((path, node)) = left.pop() {
-        let attributes = store.attributes(&node);
+        let attributes = store.inodes().attributes(&node);
         let mut data = Vec::new();
         if attributes.kind == FileKind::Regular {
             data.resize(attributes.size as usize, 0);
-            store.read(&node, 0, &mut data).expect("the file is read");
+            store
+                .files()
+                .read(&node, 0, &mut data)
+                .expect("the file is read");
         } else {
             let mut visit = |entry: &store::Entry| {
                 let name = String::from_utf8_lossy(&entry.name).into_owned();
                 if name != "." && name != ".." {
-                    let node = store.node(entry.number).expect("the inode is there");
+                    let node = store
+                        .inodes()
+                        .node(entry.number)
+                        .expect("the inode is there");
                     left.push((format!("{path}/{name}"), node));
                 }
                 true
             };
             store
+                .names()
                 .read_directory(&node, 0, &mut visit)
                 .expect("the directory is read");
         }

@@ -11,6 +11,10 @@ use store::{
 
 const B: u64 = BLOCK as u64;
 
+fn embedded() -> Transaction<'static> {
+    Transaction::embedded()
+}
+
 /// CRC32C, bit by bit: as a client computes it.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
@@ -34,8 +38,8 @@ fn fill(unit: &Unit, granted: &[Mapped], at: u64, data: &[u8]) {
             .find(|run| (run.file_offset..run.file_offset + run.length).contains(&at))
             .unwrap();
         let offset = run.image_offset + (at - run.file_offset);
-        let base = unit.primary.superblock().image_offset;
-        unit.primary.region().write(base + offset, part);
+        let base = unit.primary.volume().superblock().image_offset;
+        unit.primary.volume().region().write(base + offset, part);
         unit.replica.write_image(offset, part).unwrap();
     }
 }
@@ -48,8 +52,8 @@ fn data(seed: u8, blocks: usize) -> (Vec<u8>, Vec<u32>) {
 }
 
 fn read(store: &Store, node: &LiveInode) -> Vec<u8> {
-    let mut bytes = vec![0; store.attributes(node).size as usize];
-    store.read(node, 0, &mut bytes).unwrap();
+    let mut bytes = vec![0; store.inodes().attributes(node).size as usize];
+    store.files().read(node, 0, &mut bytes).unwrap();
     bytes
 }
 
@@ -57,7 +61,8 @@ fn grant(unit: &Unit, blocks: u32) -> (Arc<LiveInode>, Vec<Mapped>) {
     let grant = create(&unit.primary, &unit.primary.system(), "grant");
     let granted = unit
         .primary
-        .reserve_extents(&mut Transaction::embedded(), &grant, blocks)
+        .files()
+        .reserve_extents(&mut embedded(), &grant, blocks)
         .unwrap();
     assert_eq!(
         granted.iter().map(|run| run.length).sum::<u64>(),
@@ -71,23 +76,20 @@ fn granted_blocks_become_a_part_of_a_file() {
     let mut unit = Unit::new(8 << 20, &Geometry::small());
     let file = create(&unit.primary, &unit.primary.root(), "a");
     unit.primary
-        .write(
-            &mut Transaction::embedded(),
-            &file,
-            WriteAt::Offset(0),
-            &[1; 3 * BLOCK],
-        )
+        .files()
+        .write(&mut embedded(), &file, WriteAt::Offset(0), &[1; 3 * BLOCK])
         .unwrap();
     let (grant, mut granted) = grant(&unit, 20);
     granted.extend(
         unit.primary
-            .reserve_extents(&mut Transaction::embedded(), &grant, 4)
+            .files()
+            .reserve_extents(&mut embedded(), &grant, 4)
             .unwrap(),
     );
     unit.follow();
     let (bytes, crcs) = data(7, 6);
     fill(&unit, &granted, 18 * B, &bytes);
-    let free = unit.primary.statistics().blocks_free;
+    let free = unit.primary.volume().statistics().blocks_free;
     let adoption = Adoption {
         offset: B,
         grant_offset: 18 * B,
@@ -96,38 +98,44 @@ fn granted_blocks_become_a_part_of_a_file() {
     };
     let number = unit
         .primary
-        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+        .files()
+        .adopt(&mut embedded(), &file, &grant, &adoption)
         .unwrap();
-    assert_eq!(unit.primary.attributes(&file).version, number);
+    assert_eq!(unit.primary.inodes().attributes(&file).version, number);
     // Two blocks of the file were replaced.
-    assert_eq!(unit.primary.statistics().blocks_free, free + 2);
+    assert_eq!(unit.primary.volume().statistics().blocks_free, free + 2);
     let expected = [&[1; BLOCK][..], &bytes].concat();
     assert!(read(&unit.primary, &file) == expected);
-    assert_clean(unit.primary.region());
+    assert_clean(unit.primary.volume().region());
     // The replica has the data, and takes the record without asking for more.
     let mut records = Vec::new();
     let from = unit.replica.tail().number;
     unit.primary
+        .volume()
         .read_records(from, usize::MAX, &mut records)
         .unwrap();
     let result = unit.replica.ingest(&records).unwrap();
-    assert_eq!((result.tail, result.missing), (unit.primary.tail(), vec![]));
+    assert_eq!(
+        (result.tail, result.missing),
+        (unit.primary.volume().tail(), vec![])
+    );
     assert_clean(unit.replica.region());
-    let crashed = Store::open(copy_of(unit.primary.region()), Options::default()).unwrap();
+    let crashed = Store::open(copy_of(unit.primary.volume().region()), Options::default()).unwrap();
     assert!(read_all(&crashed) == read_all(&unit.primary));
     // The grant has them no more.
     let error = unit
         .primary
-        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption);
+        .files()
+        .adopt(&mut embedded(), &file, &grant, &adoption);
     assert!(matches!(error, Err(Error::InvalidArgument(_))));
     unit.primary
-        .unlink(
-            &mut Transaction::embedded(),
-            &unit.primary.system(),
-            b"grant",
-        )
+        .names()
+        .unlink(&mut embedded(), &unit.primary.system(), b"grant")
         .unwrap();
-    assert_eq!(unit.primary.statistics().blocks_free, free + 2 + 18 + 1);
+    assert_eq!(
+        unit.primary.volume().statistics().blocks_free,
+        free + 2 + 18 + 1
+    );
     unit.follow();
     assert_clean(unit.replica.region());
 }
@@ -146,64 +154,56 @@ fn invalid_adoptions_are_refused() {
         crcs: &crcs,
         size: 2 * B,
     };
+    let from = |grant_offset| Adoption {
+        grant_offset,
+        ..right
+    };
+    let to = |offset, size| Adoption {
+        offset,
+        size,
+        ..right
+    };
+    let with = |crcs| Adoption { crcs, ..right };
     for adoption in [
-        Adoption { offset: 1, ..right },
-        Adoption {
-            grant_offset: 100,
-            ..right
-        },
-        Adoption {
-            grant_offset: 7 * B,
-            ..right
-        },
-        Adoption {
-            offset: 1 << 62,
-            size: 1 << 62,
-            ..right
-        },
-        Adoption {
-            offset: u64::MAX - B + 1,
-            ..right
-        },
-        Adoption { size: B, ..right },
-        Adoption {
-            size: u64::MAX,
-            ..right
-        },
-        Adoption { crcs: &[], ..right },
-        Adoption {
-            crcs: &crcs[1..],
-            ..right
-        },
-        Adoption {
-            size: 2 * B - 1,
-            ..right
-        },
+        to(1, 2 * B),
+        from(100),
+        from(7 * B),
+        to(1 << 62, 1 << 62),
+        to(u64::MAX - B + 1, 2 * B),
+        to(0, B),
+        to(0, u64::MAX),
+        with(&[]),
+        with(&crcs[1..]),
+        to(0, 2 * B - 1),
     ] {
         store
-            .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+            .files()
+            .adopt(&mut embedded(), &file, &grant, &adoption)
             .unwrap_err();
     }
+    for target in [&file, &grant] {
+        let adopted = store.files().adopt(&mut embedded(), &grant, target, &right);
+        adopted.unwrap_err();
+    }
     store
-        .adopt(&mut Transaction::embedded(), &grant, &file, &right)
-        .unwrap_err();
-    store
-        .adopt(&mut Transaction::embedded(), &grant, &grant, &right)
-        .unwrap_err();
-    store
-        .reserve_extents(&mut Transaction::embedded(), &grant, 0)
+        .files()
+        .reserve_extents(&mut embedded(), &grant, 0)
         .unwrap_err();
     assert_eq!(
-        store.reserve_extents(&mut Transaction::embedded(), &grant, 1 << 30),
+        store
+            .files()
+            .reserve_extents(&mut embedded(), &grant, 1 << 30),
         Err(Error::NoSpace)
     );
     store
-        .adopt(&mut Transaction::embedded(), &file, &grant, &right)
+        .files()
+        .adopt(&mut embedded(), &file, &grant, &right)
         .unwrap();
     store
-        .reserve_extents(&mut Transaction::embedded(), &file, 1)
+        .files()
+        .reserve_extents(&mut embedded(), &file, 1)
         .unwrap_err();
-    assert_clean(store.region());
+    assert_clean(store.volume().region());
 }
 
 #[test]
@@ -212,12 +212,8 @@ fn a_file_that_ends_within_the_last_block_is_zero_behind_its_end() {
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");
     store
-        .write(
-            &mut Transaction::embedded(),
-            &file,
-            WriteAt::Offset(0),
-            &[1; 2 * BLOCK],
-        )
+        .files()
+        .write(&mut embedded(), &file, WriteAt::Offset(0), &[1; 2 * BLOCK])
         .unwrap();
     let (grant, granted) = grant(&unit, 8);
     let (mut bytes, _) = data(3, 2);
@@ -231,10 +227,11 @@ fn a_file_that_ends_within_the_last_block_is_zero_behind_its_end() {
         size: 4 * B - 10,
     };
     store
-        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+        .files()
+        .adopt(&mut embedded(), &file, &grant, &adoption)
         .unwrap();
-    assert_eq!(store.attributes(&file).size, 4 * B - 10);
-    assert_clean(store.region());
+    assert_eq!(store.inodes().attributes(&file).size, 4 * B - 10);
+    assert_clean(store.volume().region());
 }
 
 #[test]
@@ -242,37 +239,29 @@ fn holes_are_punched() {
     let unit = Unit::new(8 << 20, &Geometry::small());
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");
-    let free = store.statistics().blocks_free;
+    let free = store.volume().statistics().blocks_free;
     store
-        .write(
-            &mut Transaction::embedded(),
-            &file,
-            WriteAt::Offset(0),
-            &[1; 10 * BLOCK],
-        )
+        .files()
+        .write(&mut embedded(), &file, WriteAt::Offset(0), &[1; 10 * BLOCK])
         .unwrap();
+    store.files().punch(&mut embedded(), &file, 2..5).unwrap();
     store
-        .punch(&mut Transaction::embedded(), &file, 2..5)
+        .files()
+        .punch(&mut embedded(), &file, 9..u64::MAX)
         .unwrap();
-    store
-        .punch(&mut Transaction::embedded(), &file, 9..u64::MAX)
-        .unwrap();
-    assert_eq!(store.statistics().blocks_free, free - 6);
+    assert_eq!(store.volume().statistics().blocks_free, free - 6);
     let mut expected = [1; 10 * BLOCK];
     expected[2 * BLOCK..5 * BLOCK].fill(0);
     expected[9 * BLOCK..].fill(0);
     assert!(read(store, &file) == expected);
-    assert!(
-        store
-            .punch(&mut Transaction::embedded(), &file, 3..3)
-            .is_err()
-    );
-    assert_clean(store.region());
+    assert!(store.files().punch(&mut embedded(), &file, 3..3).is_err());
+    assert_clean(store.volume().region());
     let (grant, _) = grant(&unit, 300);
     store
-        .punch(&mut Transaction::embedded(), &grant, 0..299)
+        .files()
+        .punch(&mut embedded(), &grant, 0..299)
         .unwrap();
-    assert_clean(store.region());
+    assert_clean(store.volume().region());
 }
 
 #[test]
@@ -281,29 +270,24 @@ fn layouts_say_where_data_is() {
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");
     store
-        .write(
-            &mut Transaction::embedded(),
-            &file,
-            WriteAt::Offset(0),
-            &[1; 4 * BLOCK],
-        )
+        .files()
+        .write(&mut embedded(), &file, WriteAt::Offset(0), &[1; 4 * BLOCK])
         .unwrap();
     store
-        .write(
-            &mut Transaction::embedded(),
-            &file,
-            WriteAt::Offset(6 * B),
-            &[2; 5000],
-        )
+        .files()
+        .write(&mut embedded(), &file, WriteAt::Offset(6 * B), &[2; 5000])
         .unwrap();
-    let layout = store.layout(&file, 100, u64::MAX).unwrap();
-    let attributes = store.attributes(&file);
+    let layout = store.files().layout(&file, 100, u64::MAX).unwrap();
+    let attributes = store.inodes().attributes(&file);
     assert_eq!(
         (layout.version, layout.size),
         (attributes.version, 6 * B + 5000)
     );
     let mut word = [0; 8];
-    store.read_image(layout.version_offset, &mut word).unwrap();
+    store
+        .volume()
+        .read_image(layout.version_offset, &mut word)
+        .unwrap();
     assert_eq!(u64::from_le_bytes(word), layout.version);
     let ranges: Vec<_> = layout
         .mapped
@@ -313,7 +297,10 @@ fn layouts_say_where_data_is() {
     assert_eq!(ranges, [(100, 4 * B - 100), (6 * B, 5000)]);
     for (mapped, byte) in layout.mapped.iter().zip([1, 2]) {
         let mut bytes = vec![0; mapped.length as usize];
-        store.read_image(mapped.image_offset, &mut bytes).unwrap();
+        store
+            .volume()
+            .read_image(mapped.image_offset, &mut bytes)
+            .unwrap();
         assert!(bytes.iter().all(|found| *found == byte));
     }
     let [one, two, three, four, five, six] = layout.checksums[..] else {
@@ -321,7 +308,17 @@ fn layouts_say_where_data_is() {
     };
     assert_eq!([one; 3], [two, three, four]);
     assert!(one != five && five != six);
-    assert_eq!(store.layout(&file, 4 * B, 2 * B).unwrap().mapped, []);
-    assert_eq!(store.layout(&file, u64::MAX, u64::MAX).unwrap().mapped, []);
-    assert!(store.layout(&store.root(), 0, 1).is_err());
+    assert_eq!(
+        store.files().layout(&file, 4 * B, 2 * B).unwrap().mapped,
+        []
+    );
+    assert_eq!(
+        store
+            .files()
+            .layout(&file, u64::MAX, u64::MAX)
+            .unwrap()
+            .mapped,
+        []
+    );
+    assert!(store.files().layout(&store.root(), 0, 1).is_err());
 }

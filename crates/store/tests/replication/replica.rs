@@ -18,6 +18,7 @@ fn at(offset: u64) -> WriteAt {
 fn write(store: &Store, node: &LiveInode, offset: u64, data: &[u8]) {
     let mut transaction = Transaction::embedded();
     store
+        .files()
         .write(&mut transaction, node, at(offset), data)
         .unwrap();
 }
@@ -25,6 +26,7 @@ fn write(store: &Store, node: &LiveInode, offset: u64, data: &[u8]) {
 fn unlink(store: &Store, directory: &Arc<LiveInode>, name: &str) {
     let mut transaction = Transaction::embedded();
     store
+        .names()
         .unlink(&mut transaction, directory, name.as_bytes())
         .unwrap();
 }
@@ -41,6 +43,7 @@ fn work(store: &Store, round: u64) {
     let copy = create(store, &root, &format!("c{round}"));
     for (from, to) in [(&file, &copy), (&copy, &file)] {
         let shared = store
+            .files()
             .share(&mut Transaction::embedded(), (from, 0), (to, 0), 100_000)
             .unwrap();
         assert_eq!(shared, 100_000);
@@ -52,6 +55,7 @@ fn work(store: &Store, round: u64) {
         unlink(store, &root, &name);
     }
     let directory = store
+        .names()
         .create(
             &mut Transaction::embedded(),
             &root,
@@ -70,8 +74,9 @@ fn work(store: &Store, round: u64) {
     }
     if let Some(before) = round.checked_sub(1) {
         let (from, to) = (format!("f{before}"), format!("d{before}"));
-        let directory = store.lookup(&root, to.as_bytes()).unwrap();
+        let directory = store.names().lookup(&root, to.as_bytes()).unwrap();
         store
+            .names()
             .rename(
                 &mut Transaction::embedded(),
                 &root,
@@ -82,6 +87,7 @@ fn work(store: &Store, round: u64) {
             )
             .unwrap();
         store
+            .names()
             .rename(
                 &mut Transaction::embedded(),
                 &directory,
@@ -109,7 +115,7 @@ fn a_replica_follows() {
         work(&unit.primary, round);
         unit.follow();
     }
-    assert_eq!(unit.replica.tail(), unit.primary.tail());
+    assert_eq!(unit.replica.tail(), unit.primary.volume().tail());
     assert_same_files(&unit.primary, unit.replica.region(), 100);
     // After a crash it is where it was.
     let copy = crate::common::copy_of(unit.replica.region());
@@ -122,13 +128,13 @@ fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
     let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
     work(&unit.primary, 0);
     let region = Region::memory(POOL, false).unwrap();
-    Replica::format(&region, &unit.primary.superblock(), 128 << 10).unwrap();
+    Replica::format(&region, &unit.primary.volume().superblock(), 128 << 10).unwrap();
     let mut replica = Replica::open(region, Options::default()).unwrap();
-    let mut bytes = vec![0; unit.primary.image_length() as usize];
-    unit.primary.read_image(0, &mut bytes).unwrap();
+    let mut bytes = vec![0; unit.primary.volume().image_length() as usize];
+    unit.primary.volume().read_image(0, &mut bytes).unwrap();
     replica.write_image(0, &bytes).unwrap();
-    replica.rewind(unit.primary.tail()).unwrap();
-    assert_eq!(replica.tail(), unit.primary.tail());
+    replica.rewind(unit.primary.volume().tail()).unwrap();
+    assert_eq!(replica.tail(), unit.primary.volume().tail());
     unit.replica = replica;
     for round in 1..10 {
         work(&unit.primary, round);
@@ -136,7 +142,7 @@ fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
     }
     assert_same_files(&unit.primary, unit.replica.region(), 100);
     let small = Region::memory(1 << 20, false).unwrap();
-    let refused = Replica::format(&small, &unit.primary.superblock(), 64 << 10);
+    let refused = Replica::format(&small, &unit.primary.volume().superblock(), 64 << 10);
     assert!(matches!(refused, Err(Error::BadGeometry(_))));
 }
 
@@ -148,7 +154,7 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     let common = unit.replica.tail();
     // Records that only the old primary has.
     work(&unit.primary, 1);
-    let mut old = unit.primary.into_replica();
+    let mut old = Replica::from_store(unit.primary);
     assert!(old.tail() > common);
     let touched = old.touched_since(common.number).unwrap();
     assert!(!touched.is_empty());
@@ -156,18 +162,19 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     let refused = unit.replica.into_store(epoch, Options::default());
     assert!(matches!(refused, Err(Error::InvalidArgument(_))));
     let store = Store::open_in_epoch(unit.region, epoch + 3, Options::default()).unwrap();
-    assert_eq!(store.tail().epoch, epoch + 3);
+    assert_eq!(store.volume().tail().epoch, epoch + 3);
     work(&store, 1);
     // It serves the earlier contents, too.
     let mut bytes = Vec::new();
     assert!(
         store
+            .volume()
             .read_records(common.number, 1000, &mut bytes)
             .is_some()
     );
     for range in touched {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        store.read_image(range.start, &mut bytes).unwrap();
+        store.volume().read_image(range.start, &mut bytes).unwrap();
         old.write_image(range.start, &bytes).unwrap();
     }
     old.rewind(common).unwrap();
@@ -183,7 +190,7 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     unit.follow_unverified();
     work(&unit.primary, 2);
     unit.follow();
-    assert_eq!(unit.replica.tail(), unit.primary.tail());
+    assert_eq!(unit.replica.tail(), unit.primary.volume().tail());
     assert_same_files(&unit.primary, unit.replica.region(), 100);
 }
 
@@ -207,6 +214,7 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     let write = |store: &Store, node, offset: usize, data: &[u8]| {
         let at = WriteAt::Offset(offset as u64);
         store
+            .files()
             .write(&mut Transaction::embedded(), node, at, data)
             .unwrap();
     };
@@ -216,7 +224,7 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     unit.follow();
     let (number, epoch) = (file.number(), unit.replica.tail().epoch + 1);
     let mut unit = Unit {
-        replica: unit.primary.into_replica(),
+        replica: Replica::from_store(unit.primary),
         primary: unit.replica.into_store(epoch, Options::default()).unwrap(),
         region: simulation.region(),
     };
@@ -231,8 +239,8 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
         let region = Simulation::from_image(image).region();
         let store = Store::open_in_epoch(region, epoch + 1, Options::default()).unwrap();
         let mut found = vec![0; BLOCK];
-        let file = store.node(number).unwrap();
-        store.read(&file, 0, &mut found).unwrap();
+        let file = store.inodes().node(number).unwrap();
+        store.files().read(&file, 0, &mut found).unwrap();
         assert!(found == expected);
     }
 }
@@ -246,15 +254,18 @@ fn invalid_records_are_refused() {
     let mut records = Vec::new();
     let end = unit
         .primary
+        .volume()
         .read_records(tail.number, usize::MAX, &mut records);
-    assert_eq!(end, Some(unit.primary.tail().number));
+    assert_eq!(end, Some(unit.primary.volume().tail().number));
     let mut first = Vec::new();
     unit.primary
+        .volume()
         .read_records(tail.number, 0, &mut first)
         .unwrap();
     assert!(first.len() < records.len() && records.starts_with(&first));
     let mut later = Vec::new();
     unit.primary
+        .volume()
         .read_records(tail.number + first.len() as u64, 0, &mut later)
         .unwrap();
     let refused = |replica: &mut Replica, records: &[u8]| {
@@ -295,15 +306,19 @@ fn any_bytes_are_survived() {
     let tail = unit.replica.tail().number;
     let file = create(&unit.primary, &unit.primary.root(), "a");
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(0), &[1; 9000])
         .unwrap();
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(0), &[2; 9 * BLOCK])
         .unwrap();
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(100), &[3; 100])
         .unwrap();
     unit.primary
+        .files()
         .write(
             &mut Transaction::embedded(),
             &file,
@@ -313,6 +328,7 @@ fn any_bytes_are_survived() {
         .unwrap();
     let mut records = Vec::new();
     unit.primary
+        .volume()
         .read_records(tail, usize::MAX, &mut records)
         .unwrap();
     let mut state = 1u64;
@@ -368,10 +384,12 @@ fn data_that_is_missing_is_named() {
     unit.follow();
     let before = unit.replica.tail();
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(0), &[7; 5 * BLOCK])
         .unwrap();
     let mut records = Vec::new();
     unit.primary
+        .volume()
         .read_records(before.number, usize::MAX, &mut records)
         .unwrap();
     let result = unit.replica.ingest(&records).unwrap();
@@ -384,6 +402,7 @@ fn data_that_is_missing_is_named() {
     assert_eq!(missing, 5 * BLOCK as u64);
     // The primary overwrites a part in place; data fetched now is newer than the record that names it.
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(100), &[8; 50])
         .unwrap();
     crate::common::fetch(&unit.primary, &unit.replica, &result.missing);
@@ -396,12 +415,13 @@ fn data_that_is_missing_is_named() {
     );
     records.clear();
     unit.primary
+        .volume()
         .read_records(before.number, usize::MAX, &mut records)
         .unwrap();
     let result = unit.replica.ingest(&records).unwrap();
     assert_eq!(
         (result.tail, result.missing.len()),
-        (unit.primary.tail(), 0)
+        (unit.primary.volume().tail(), 0)
     );
     assert_same_files(&unit.primary, unit.replica.region(), 100);
 }
@@ -413,7 +433,9 @@ fn short_writes_into_shared_blocks_carry_their_data() {
     let (from, to) = (create(store, &root, "a"), create(store, &root, "b"));
     write(store, &from, 0, &[7; 3 * BLOCK]);
     let mut transaction = Transaction::embedded();
-    let shared = store.share(&mut transaction, (&from, 0), (&to, 0), 3 * BLOCK as u64);
+    let shared = store
+        .files()
+        .share(&mut transaction, (&from, 0), (&to, 0), 3 * BLOCK as u64);
     assert_eq!(shared.unwrap(), 3 * BLOCK as u64);
     unit.follow();
     let before = unit.replica.tail().number;
@@ -422,6 +444,7 @@ fn short_writes_into_shared_blocks_carry_their_data() {
     write(&unit.primary, &to, 200, &[9; 50]);
     let mut records = Vec::new();
     unit.primary
+        .volume()
         .read_records(before, usize::MAX, &mut records)
         .unwrap();
     assert_eq!(unit.replica.ingest(&records).unwrap().missing, []);
@@ -433,36 +456,55 @@ fn records_are_held_until_they_are_overwritten() {
     let mut unit = Unit::new(4 << 20, &Geometry::small());
     unit.follow();
     let file = create(&unit.primary, &unit.primary.root(), "a");
-    let start = unit.primary.tail().number;
+    let start = unit.primary.volume().tail().number;
     unit.primary
+        .files()
         .write(&mut Transaction::embedded(), &file, at(0), b"some")
         .unwrap();
     unit.follow();
     let mut bytes = Vec::new();
-    while unit.primary.tail().number - start < 60 << 10 {
+    while unit.primary.volume().tail().number - start < 60 << 10 {
         unit.primary
+            .files()
             .write(&mut Transaction::embedded(), &file, at(0), b"more")
             .unwrap();
         unit.follow();
         bytes.clear();
-        assert!(unit.primary.read_records(start, 0, &mut bytes).is_some());
+        assert!(
+            unit.primary
+                .volume()
+                .read_records(start, 0, &mut bytes)
+                .is_some()
+        );
         assert!(unit.replica.read_records(start, 0, &mut bytes).is_some());
         assert!(unit.replica.touched_since(start).is_some());
     }
     // Not within a record, and not behind the end.
-    assert_eq!(unit.primary.read_records(start + 64, 0, &mut bytes), None);
+    assert_eq!(
+        unit.primary
+            .volume()
+            .read_records(start + 64, 0, &mut bytes),
+        None
+    );
     assert_eq!(unit.replica.touched_since(start + 64), None);
     assert_eq!(unit.replica.touched_since(start + (1 << 20)), None);
-    while unit.primary.tail().number - start < 70 << 10 {
+    while unit.primary.volume().tail().number - start < 70 << 10 {
         unit.primary
+            .files()
             .write(&mut Transaction::embedded(), &file, at(0), b"more")
             .unwrap();
         unit.follow();
     }
-    assert_eq!(unit.primary.read_records(start, 0, &mut bytes), None);
+    assert_eq!(
+        unit.primary.volume().read_records(start, 0, &mut bytes),
+        None
+    );
     assert_eq!(unit.replica.touched_since(start), None);
-    let tail = unit.primary.tail().number;
-    assert_eq!(unit.primary.read_records(tail, 0, &mut bytes), Some(tail));
+    let tail = unit.primary.volume().tail().number;
+    assert_eq!(
+        unit.primary.volume().read_records(tail, 0, &mut bytes),
+        Some(tail)
+    );
     assert_eq!(unit.replica.touched_since(tail), Some(Vec::new()));
 }
 
@@ -474,7 +516,12 @@ fn bounds_are_errors() {
         let mut bytes = vec![0; size as usize];
         assert!(unit.replica.write_image(offset, &bytes).is_err());
         assert!(unit.replica.read_image(offset, &mut bytes).is_err());
-        assert!(unit.primary.read_image(offset, &mut bytes).is_err());
+        assert!(
+            unit.primary
+                .volume()
+                .read_image(offset, &mut bytes)
+                .is_err()
+        );
     }
     for (epoch, number) in [(0, 64), (1, 0), (1, 65), (1, 1 << 62), (1, u64::MAX - 63)] {
         let error = unit.replica.rewind(Sequence { epoch, number });
@@ -493,21 +540,23 @@ fn freed_space_waits() {
     let store = Store::open(region, options).unwrap();
     let root = store.root();
     create(&store, &root, "keeps the leaf");
-    let before = store.statistics();
+    let before = store.volume().statistics();
     let file = create(&store, &root, "a");
     store
+        .files()
         .write(&mut Transaction::embedded(), &file, at(0), &[1; 16 * BLOCK])
         .unwrap();
-    let with_file = store.statistics();
-    let freed_at = store.tail().number;
+    let with_file = store.volume().statistics();
+    let freed_at = store.volume().tail().number;
     store
+        .names()
         .unlink(&mut Transaction::embedded(), &root, b"a")
         .unwrap();
-    assert_eq!(store.statistics(), with_file);
-    store.release_freed(freed_at);
-    assert_eq!(store.statistics(), with_file);
-    store.release_freed(store.tail().number);
-    assert_eq!(store.statistics(), before);
+    assert_eq!(store.volume().statistics(), with_file);
+    store.volume().release_freed(freed_at);
+    assert_eq!(store.volume().statistics(), with_file);
+    store.volume().release_freed(store.volume().tail().number);
+    assert_eq!(store.volume().statistics(), before);
 }
 
 /// A clock an hour behind the one of the stored time stamps: by a record in the ring, or only in the image.
@@ -525,7 +574,7 @@ fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
         if has_records {
             write(&unit.primary, &file, 0, b"data");
         }
-        let newest = unit.primary.attributes(&file).changed_ns;
+        let newest = unit.primary.inodes().attributes(&file).changed_ns;
         unit.follow();
         let tail = unit.replica.tail();
         let mut replica = unit.replica;
@@ -537,7 +586,7 @@ fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
         }
         let store = replica.into_store(tail.epoch + 2, options()).unwrap();
         let file = create(&store, &store.root(), "after");
-        let stamped = store.attributes(&file);
+        let stamped = store.inodes().attributes(&file);
         let all = [stamped.created_ns, stamped.modified_ns, stamped.changed_ns];
         assert!(all.iter().all(|time| *time >= newest), "{has_records}");
         // The clock continues from there.

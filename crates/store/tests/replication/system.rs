@@ -28,6 +28,7 @@ fn no_path_leads_to_the_system_directory() {
     assert_eq!((root.number(), system.number()), (ROOT, SYSTEM));
     let file = create(&store, &system, "sessions");
     store
+        .files()
         .write(
             &mut Transaction::embedded(),
             &file,
@@ -36,6 +37,7 @@ fn no_path_leads_to_the_system_directory() {
         )
         .unwrap();
     let directory = store
+        .names()
         .create(
             &mut Transaction::embedded(),
             &system,
@@ -45,12 +47,19 @@ fn no_path_leads_to_the_system_directory() {
         .unwrap();
     create(&store, &directory, "1");
     assert_eq!(
-        store.lookup(&root, b"sessions").err(),
+        store.names().lookup(&root, b"sessions").err(),
         Some(Error::NotFound)
     );
-    assert_eq!(store.lookup(&system, b"..").unwrap().number(), SYSTEM);
-    assert_eq!(store.lookup(&directory, b"..").unwrap().number(), SYSTEM);
+    assert_eq!(
+        store.names().lookup(&system, b"..").unwrap().number(),
+        SYSTEM
+    );
+    assert_eq!(
+        store.names().lookup(&directory, b"..").unwrap().number(),
+        SYSTEM
+    );
     let below = store
+        .names()
         .create(
             &mut Transaction::embedded(),
             &directory,
@@ -59,6 +68,7 @@ fn no_path_leads_to_the_system_directory() {
         )
         .unwrap();
     store
+        .names()
         .rename(
             &mut Transaction::embedded(),
             &directory,
@@ -68,13 +78,16 @@ fn no_path_leads_to_the_system_directory() {
             RenameMode::Replace,
         )
         .unwrap();
-    assert_eq!(store.lookup(&below, b"..").unwrap().number(), SYSTEM);
+    assert_eq!(
+        store.names().lookup(&below, b"..").unwrap().number(),
+        SYSTEM
+    );
     assert_clean(&region);
     drop(store);
     let store = Store::open(region.clone(), Options::default()).unwrap();
-    let file = store.lookup(&store.system(), b"sessions").unwrap();
+    let file = store.names().lookup(&store.system(), b"sessions").unwrap();
     let mut bytes = [0; 4];
-    store.read(&file, 0, &mut bytes).unwrap();
+    store.files().read(&file, 0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"some");
     assert_clean(&region);
 }
@@ -83,12 +96,13 @@ fn no_path_leads_to_the_system_directory() {
 fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     assert_clean(region);
     let store = Store::open(copy_of(region), Options::default()).unwrap();
-    let file = store.lookup(&store.system(), b"replies").unwrap();
+    let file = store.names().lookup(&store.system(), b"replies").unwrap();
     let mut bytes = [0; 64];
-    store.read(&file, offset, &mut bytes).unwrap();
+    store.files().read(&file, offset, &mut bytes).unwrap();
     // The whole block, so that its checksum is verified.
     let mut block = [0; BLOCK];
     store
+        .files()
         .read(&file, offset / BLOCK as u64 * BLOCK as u64, &mut block)
         .unwrap();
     bytes
@@ -110,6 +124,7 @@ fn replies(store: &Store, blocks: usize) -> Arc<LiveInode> {
     let file = create(store, &store.system(), "replies");
     let data = vec![9; blocks * BLOCK];
     store
+        .files()
         .write(
             &mut Transaction::embedded(),
             &file,
@@ -124,7 +139,7 @@ fn replies(store: &Store, blocks: usize) -> Arc<LiveInode> {
 fn count_records(store: &Store, from: u64, to: u64) -> usize {
     let (mut at, mut count) = (from, 0);
     while at < to {
-        at = store.read_records(at, 0, &mut Vec::new()).unwrap();
+        at = store.volume().read_records(at, 0, &mut Vec::new()).unwrap();
         count += 1;
     }
     count
@@ -138,20 +153,24 @@ fn the_record_of_a_change_carries_its_reply() {
         inode_at: Some(8),
         ..reply(&replies, 64, 1)
     };
-    let before = store.tail().number;
+    let before = store.volume().tail().number;
     let mut transaction = Transaction::with_reply(&to_create);
     let node = store
+        .names()
         .create(&mut transaction, &root, b"a", &new_inode(FileKind::Regular))
         .unwrap();
     assert!(transaction.has_carried_reply());
-    assert_eq!(transaction.position(), Some(store.tail().number));
+    assert_eq!(transaction.position(), Some(store.volume().tail().number));
     let mut expected = [1; 64];
     expected[8..16].copy_from_slice(&node.number().to_le_bytes());
-    let generation = store.attributes(&node).generation;
+    let generation = store.inodes().attributes(&node).generation;
     expected[16..20].copy_from_slice(&generation.to_le_bytes());
     assert_eq!(after_crash(&region, 64), expected);
     assert_eq!(after_crash(&region, 128), [9; 64]);
-    assert_eq!(count_records(&store, before, store.tail().number), 1);
+    assert_eq!(
+        count_records(&store, before, store.volume().tail().number),
+        1
+    );
     let to_write = Reply {
         end_at: Some(56),
         ..reply(&replies, BLOCK as u64, 2)
@@ -160,6 +179,7 @@ fn the_record_of_a_change_carries_its_reply() {
         let mut transaction = Transaction::with_reply(&to_write);
         let data = vec![6; length];
         let written = store
+            .files()
             .write(&mut transaction, &node, WriteAt::Offset(0), &data)
             .unwrap();
         assert!(transaction.has_carried_reply() && written.length == length);
@@ -169,7 +189,7 @@ fn the_record_of_a_change_carries_its_reply() {
     }
     let to_remove = reply(&replies, 192, 3);
     let mut transaction = Transaction::with_reply(&to_remove);
-    store.unlink(&mut transaction, &root, b"a").unwrap();
+    store.names().unlink(&mut transaction, &root, b"a").unwrap();
     assert!(transaction.has_carried_reply());
     assert_eq!(after_crash(&region, 192), [3; 64]);
 }
@@ -185,14 +205,16 @@ fn the_last_of_several_records_carries_the_reply() {
         for node in [&file, &other] {
             let at = WriteAt::Offset(block * BLOCK as u64);
             store
+                .files()
                 .write(&mut Transaction::embedded(), node, at, &[7; BLOCK])
                 .unwrap();
         }
     }
     let punch = reply(&replies, 0, 4);
     let mut transaction = Transaction::with_reply(&punch);
-    let before = store.tail().number;
+    let before = store.volume().tail().number;
     store
+        .files()
         .fallocate(
             &mut transaction,
             &file,
@@ -201,20 +223,20 @@ fn the_last_of_several_records_carries_the_reply() {
             300 * BLOCK as u64,
         )
         .unwrap();
-    let after = store.tail().number;
+    let after = store.volume().tail().number;
     assert!(count_records(&store, before, after) > 1);
     assert_eq!(transaction.position(), Some(after));
     assert!(transaction.has_carried_reply());
     assert_eq!(after_crash(&region, 0), [4; 64]);
     let mut last = before;
-    while let Some(next) = store.read_records(last, 0, &mut Vec::new()) {
+    while let Some(next) = store.volume().read_records(last, 0, &mut Vec::new()) {
         if next == after {
             break;
         }
         last = next;
     }
     let mut record = Vec::new();
-    store.read_records(last, 0, &mut record).unwrap();
+    store.volume().read_records(last, 0, &mut record).unwrap();
     assert!(record.windows(64).any(|bytes| bytes == [4; 64]));
 }
 
@@ -226,7 +248,10 @@ fn a_reply_without_a_change_or_a_place_is_not_carried() {
     let new = new_inode(FileKind::Regular);
     let again = reply(&replies, 0, 1);
     let mut transaction = Transaction::with_reply(&again);
-    let error = store.create(&mut transaction, &root, b"a", &new).err();
+    let error = store
+        .names()
+        .create(&mut transaction, &root, b"a", &new)
+        .err();
     assert_eq!(error, Some(Error::Exists));
     assert!(!transaction.has_carried_reply() && transaction.position().is_none());
     for (offset, inode_at, end_at) in [
@@ -243,6 +268,7 @@ fn a_reply_without_a_change_or_a_place_is_not_carried() {
         };
         let mut transaction = Transaction::with_reply(&misplaced);
         store
+            .names()
             .create(&mut transaction, &root, name.as_bytes(), &new)
             .unwrap();
         assert!(!transaction.has_carried_reply() && transaction.position().is_some());
@@ -258,26 +284,31 @@ fn a_whole_write_leaves_nothing_in_a_full_pool() {
     let file = create(&store, &root, "a");
     let length = 4 * BLOCK;
     store
+        .files()
         .write_whole(&mut Transaction::embedded(), &file, 0, &vec![1; length])
         .unwrap();
     let filler = create(&store, &root, "filler");
     let fill = |at| {
         let at = WriteAt::Offset(at);
-        store.write(&mut Transaction::embedded(), &filler, at, &[2; BLOCK])
+        store
+            .files()
+            .write(&mut Transaction::embedded(), &filler, at, &[2; BLOCK])
     };
     let full = (0..).step_by(BLOCK).find_map(|at| fill(at).err());
     assert_eq!(full, Some(Error::NoSpace));
     let write = |data: &[u8]| {
         let reply = reply(&replies, 0, 1);
         let mut transaction = Transaction::with_reply(&reply);
-        let result = store.write(&mut transaction, &file, WriteAt::Offset(0), data);
+        let result = store
+            .files()
+            .write(&mut transaction, &file, WriteAt::Offset(0), data);
         (result.err(), transaction.has_carried_reply())
     };
     assert_eq!(write(&vec![3; length]), (Some(Error::NoSpace), false));
     let (too_long, carried) = write(&vec![3; (1 << 20) + 1]);
     assert!(matches!(too_long, Some(Error::InvalidArgument(_))) && !carried);
     let mut bytes = vec![0; length];
-    store.read(&file, 0, &mut bytes).unwrap();
+    store.files().read(&file, 0, &mut bytes).unwrap();
     assert_eq!(bytes, vec![1; length]);
     assert_eq!(after_crash(&region, 0), [9; 64]);
     // Short data is changed in place.
@@ -301,11 +332,12 @@ fn threads_put_replies_into_one_file() {
                     let mut transaction = Transaction::with_reply(&reply);
                     let data = [round; 100];
                     store
+                        .files()
                         .write(&mut transaction, &file, WriteAt::Offset(0), &data)
                         .unwrap();
                     assert!(transaction.has_carried_reply());
                     let end = transaction.position().unwrap();
-                    assert!(end <= store.tail().number);
+                    assert!(end <= store.volume().tail().number);
                 }
             });
         }

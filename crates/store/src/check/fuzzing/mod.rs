@@ -19,8 +19,8 @@ use super::{CheckOptions, Report, check};
 use crate::format::placement::ImageLayout;
 use crate::format::record::{Operations, RecordOperation, encode};
 use crate::image::Block;
-use crate::image::change::Shared;
 use crate::image::recovery::recover;
+use crate::image::volume::Volume;
 use crate::inode::tree::parse_node;
 use crate::names::directory::{check_name, leaf_entries, parse_leaf};
 use crate::ring::CachedLines;
@@ -120,7 +120,7 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
 pub fn record(body: &[u8]) {
     let region =
         SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
-    let Ok((_, Shared { image, .. }, _)) = recover(region, &Options::default(), None) else {
+    let Ok((Volume { image, .. }, _)) = recover(region, &Options::default(), None) else {
         return;
     };
     /// Contents of the whole blocks behind the operations that name them.

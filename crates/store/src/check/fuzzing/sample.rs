@@ -116,28 +116,34 @@ fn file(
     directory: &Arc<LiveInode>,
     name: &[u8],
 ) -> crate::error::Result<Arc<LiveInode>> {
-    store.create(&mut embedded(), directory, name, &new(FileKind::Regular))
+    store
+        .names()
+        .create(&mut embedded(), directory, name, &new(FileKind::Regular))
 }
 
 fn fill(store: &Store) -> crate::error::Result<()> {
     let root = store.root();
-    let directory = store.create(
+    let directory = store.names().create(
         &mut embedded(),
         &root,
         b"directory",
         &new(FileKind::Directory),
     )?;
-    let deep = store.create(
+    let deep = store.names().create(
         &mut embedded(),
         &directory,
         b"deep",
         &new(FileKind::Directory),
     )?;
-    store.create(&mut embedded(), &deep, b"deeper", &new(FileKind::Directory))?;
+    store
+        .names()
+        .create(&mut embedded(), &deep, b"deeper", &new(FileKind::Directory))?;
     let small = file(store, &root, b"small")?;
-    store.write(&mut embedded(), &small, WriteAt::End, &[0x51; 100])?;
+    store
+        .files()
+        .write(&mut embedded(), &small, WriteAt::End, &[0x51; 100])?;
     let large = file(store, &deep, b"large")?;
-    store.write(
+    store.files().write(
         &mut embedded(),
         &large,
         WriteAt::End,
@@ -146,7 +152,7 @@ fn fill(store: &Store) -> crate::error::Result<()> {
     let every_second = file(store, &directory, b"sparse")?;
     sparse(store, &every_second, 7)?;
     let hole = file(store, &directory, b"hole")?;
-    store.set_attributes(
+    store.inodes().set_attributes(
         &mut embedded(),
         &hole,
         &SetAttributes {
@@ -172,10 +178,14 @@ fn fill_directories(
         (b"long", &[b'x'; 300]),
     ] {
         let link = new(FileKind::Symlink);
-        store.create(&mut embedded(), &root, name, &NewInode { target, ..link })?;
+        store
+            .names()
+            .create(&mut embedded(), &root, name, &NewInode { target, ..link })?;
     }
-    store.create(&mut embedded(), directory, b"pipe", &new(FileKind::Fifo))?;
-    store.create(
+    store
+        .names()
+        .create(&mut embedded(), directory, b"pipe", &new(FileKind::Fifo))?;
+    store.names().create(
         &mut embedded(),
         directory,
         b"device",
@@ -186,7 +196,7 @@ fn fill_directories(
     )?;
     // Enough names for several leaves.
     for index in 0..70 {
-        store.link(
+        store.names().link(
             &mut embedded(),
             small,
             deep,
@@ -195,14 +205,14 @@ fn fill_directories(
         )?;
     }
     for index in 10..30 {
-        store.unlink(
+        store.names().unlink(
             &mut embedded(),
             deep,
             format!("{index:02}-a-name-of-more-than-sixty-bytes-so-that-leaves-fill-up-soon")
                 .as_bytes(),
         )?;
     }
-    store.rename(
+    store.names().rename(
         &mut embedded(),
         deep,
         b"large",
@@ -220,14 +230,14 @@ fn fill_attributes(
 ) -> crate::error::Result<()> {
     let root = store.root();
     let allocated = file(store, &root, b"allocated")?;
-    store.write(
+    store.files().write(
         &mut embedded(),
         &allocated,
         WriteAt::Offset(5000),
         &[0x53; 100],
     )?;
     let mode = Fallocate::Allocate { keep_size: true };
-    store.fallocate(
+    store.files().fallocate(
         &mut embedded(),
         &allocated,
         mode,
@@ -238,9 +248,11 @@ fn fill_attributes(
         (&b"user.first"[..], &b"value"[..]),
         (b"trusted.second", b""),
     ] {
-        store.set_xattr(&mut embedded(), &allocated, name, value, XattrMode::Create)?;
+        store
+            .inodes()
+            .set_xattr(&mut embedded(), &allocated, name, value, XattrMode::Create)?;
     }
-    store.set_xattr(
+    store.inodes().set_xattr(
         &mut embedded(),
         deep,
         b"user.name",
@@ -248,7 +260,9 @@ fn fill_attributes(
         XattrMode::Set,
     )?;
     for (node, name) in [(deep, DEFAULT), (every_second, ACCESS)] {
-        store.set_xattr(&mut embedded(), node, name, &list(), XattrMode::Set)?;
+        store
+            .inodes()
+            .set_xattr(&mut embedded(), node, name, &list(), XattrMode::Set)?;
     }
     Ok(())
 }
@@ -271,15 +285,15 @@ fn list() -> Vec<u8> {
 
 /// Another file, with blocks of a large one, of which it has some twice.
 fn share(store: &Store) -> crate::error::Result<()> {
-    let large = store.lookup(&store.root(), b"moved")?;
-    let shared = store.create(
+    let large = store.names().lookup(&store.root(), b"moved")?;
+    let shared = store.names().create(
         &mut embedded(),
         &store.root(),
         b"shared",
         &new(FileKind::Regular),
     )?;
     for to in [0, 2 * crate::BLOCK as u64] {
-        store.share(
+        store.files().share(
             &mut embedded(),
             (&large, 0),
             (&shared, to),
@@ -292,7 +306,7 @@ fn share(store: &Store) -> crate::error::Result<()> {
 /// Every second block, so that each is a separate extent.
 fn sparse(store: &Store, node: &LiveInode, extents: u64) -> crate::error::Result<()> {
     for index in 0..extents {
-        store.write(
+        store.files().write(
             &mut embedded(),
             node,
             WriteAt::Offset(index * 2 * crate::BLOCK as u64),
@@ -304,17 +318,22 @@ fn sparse(store: &Store, node: &LiveInode, extents: u64) -> crate::error::Result
 
 fn leave_orphans(store: &Store) -> crate::error::Result<()> {
     let root = store.root();
-    let removed = store.create(&mut embedded(), &root, b"removed", &new(FileKind::Regular))?;
+    let removed =
+        store
+            .names()
+            .create(&mut embedded(), &root, b"removed", &new(FileKind::Regular))?;
     sparse(store, &removed, 6)?;
-    let empty = store.create(
+    let empty = store.names().create(
         &mut embedded(),
         &root,
         b"removed-too",
         &new(FileKind::Directory),
     )?;
     for node in [&removed, &empty] {
-        store.hold(node)?;
+        store.inodes().hold(node)?;
     }
-    store.unlink(&mut embedded(), &root, b"removed")?;
-    store.remove_directory(&mut embedded(), &root, b"removed-too")
+    store.names().unlink(&mut embedded(), &root, b"removed")?;
+    store
+        .names()
+        .remove_directory(&mut embedded(), &root, b"removed-too")
 }

@@ -51,7 +51,7 @@ impl Work<'_> {
     }
 
     fn statistics(&mut self) {
-        let statistics = self.store.statistics();
+        let statistics = self.store.volume().statistics();
         assert!(!self.is_clean || statistics.blocks_free <= statistics.blocks);
         assert!(!self.is_clean || statistics.inodes_free <= statistics.inodes);
     }
@@ -64,14 +64,14 @@ impl Work<'_> {
         while let Some(node) = nodes.get(next).cloned() {
             next += 1;
             for (name, number) in self.read(&node) {
-                let by_name = self.store.lookup(&node, &name);
+                let by_name = self.store.names().lookup(&node, &name);
                 if let Some(child) = self.note(by_name)
                     && nodes.len() < VISITS_MAX
                     && seen.insert(child.number())
                 {
                     nodes.push(child);
                 }
-                let by_number = self.store.node(number);
+                let by_number = self.store.inodes().node(number);
                 self.note(by_number);
             }
         }
@@ -80,20 +80,23 @@ impl Work<'_> {
 
     /// Reads one inode in every way, and returns the names in it.
     fn read(&mut self, node: &Arc<LiveInode>) -> Vec<(Vec<u8>, u64)> {
-        let attributes = self.store.attributes(node);
+        let attributes = self.store.inodes().attributes(node);
         let mut names = Vec::new();
-        let listed = self.store.read_directory(node, 0, &mut |entry| {
+        let listed = self.store.names().read_directory(node, 0, &mut |entry| {
             names.push((entry.name.clone(), entry.number));
             names.len() < STEPS_MAX
         });
         if attributes.kind == FileKind::Directory {
             self.note(listed);
         }
-        for name in self.note(self.store.xattr_names(node)).unwrap_or_default() {
-            self.note(self.store.xattr(node, &name));
+        for name in self
+            .note(self.store.inodes().xattr_names(node))
+            .unwrap_or_default()
+        {
+            self.note(self.store.inodes().xattr(node, &name));
         }
         if attributes.kind == FileKind::Symlink {
-            self.note(self.store.read_link(node));
+            self.note(self.store.names().read_link(node));
         }
         if attributes.kind == FileKind::Regular {
             let mut buffer = vec![0; PART];
@@ -103,7 +106,7 @@ impl Work<'_> {
                 attributes.size.saturating_sub(PART as u64),
                 u64::MAX - 1,
             ] {
-                self.note(self.store.read(node, offset, &mut buffer));
+                self.note(self.store.files().read(node, offset, &mut buffer));
             }
             self.seek(node);
         }
@@ -113,11 +116,11 @@ impl Work<'_> {
     fn seek(&mut self, node: &LiveInode) {
         let mut offset = 0;
         for _ in 0..STEPS_MAX {
-            let data = self.store.next_data(node, offset);
+            let data = self.store.files().next_data(node, offset);
             let Some(data) = self.note(data).flatten() else {
                 return;
             };
-            let hole = self.store.next_hole(node, data);
+            let hole = self.store.files().next_hole(node, data);
             let Some(hole) = self.note(hole) else { return };
             assert!(!self.is_clean || hole > data, "data without a byte");
             if hole <= offset {
@@ -130,9 +133,14 @@ impl Work<'_> {
     /// Changes one inode in every way.
     fn change(&mut self, node: &Arc<LiveInode>, all: &[Arc<LiveInode>]) {
         let store = self.store;
-        let size = store.attributes(node).size;
-        let mut write =
-            |at, length| self.note(store.write(&mut embedded(), node, at, &vec![0x5a; length]));
+        let size = store.inodes().attributes(node).size;
+        let mut write = |at, length| {
+            self.note(
+                store
+                    .files()
+                    .write(&mut embedded(), node, at, &vec![0x5a; length]),
+            )
+        };
         write(WriteAt::End, 10);
         write(WriteAt::Offset(BLOCK as u64 * 3 + 7), 100);
         write(WriteAt::Offset(BLOCK as u64), 3 * BLOCK);
@@ -143,7 +151,7 @@ impl Work<'_> {
                 permissions: Some(0o600),
                 ..SetAttributes::default()
             };
-            self.note(store.set_attributes(&mut embedded(), node, &set));
+            self.note(store.inodes().set_attributes(&mut embedded(), node, &set));
         }
         for mode in [
             Fallocate::Allocate { keep_size: true },
@@ -152,11 +160,15 @@ impl Work<'_> {
             Fallocate::InsertRange,
             Fallocate::CollapseRange,
         ] {
-            self.note(store.fallocate(&mut embedded(), node, mode, 0, 3 * BLOCK as u64));
+            self.note(
+                store
+                    .files()
+                    .fallocate(&mut embedded(), node, mode, 0, 3 * BLOCK as u64),
+            );
         }
         self.share(node, all);
         for (name, length) in [(&b"user.a"[..], 100), (b"user.b", 3000), (b"user.a", 500)] {
-            self.note(store.set_xattr(
+            self.note(store.inodes().set_xattr(
                 &mut embedded(),
                 node,
                 name,
@@ -164,7 +176,11 @@ impl Work<'_> {
                 XattrMode::Set,
             ));
         }
-        self.note(store.remove_xattr(&mut embedded(), node, b"user.b"));
+        self.note(
+            store
+                .inodes()
+                .remove_xattr(&mut embedded(), node, b"user.b"),
+        );
         self.change_names(node, all);
         self.remove_some(node);
     }
@@ -181,12 +197,19 @@ impl Work<'_> {
             target: b"target",
             umask: 0,
         };
-        if let Some(made) =
-            self.note(store.create(&mut embedded(), node, b"made", &new(FileKind::Regular)))
-        {
-            self.note(store.write(&mut embedded(), &made, WriteAt::End, &[1; 20_000]));
-            self.note(store.link(&mut embedded(), &made, node, b"linked"));
-            self.note(store.rename(
+        if let Some(made) = self.note(store.names().create(
+            &mut embedded(),
+            node,
+            b"made",
+            &new(FileKind::Regular),
+        )) {
+            self.note(
+                store
+                    .files()
+                    .write(&mut embedded(), &made, WriteAt::End, &[1; 20_000]),
+            );
+            self.note(store.names().link(&mut embedded(), &made, node, b"linked"));
+            self.note(store.names().rename(
                 &mut embedded(),
                 node,
                 b"linked",
@@ -194,16 +217,16 @@ impl Work<'_> {
                 b"made",
                 RenameMode::Exchange,
             ));
-            self.note(store.unlink(&mut embedded(), node, b"made"));
+            self.note(store.names().unlink(&mut embedded(), node, b"made"));
         }
-        if let Some(made) = self.note(store.create(
+        if let Some(made) = self.note(store.names().create(
             &mut embedded(),
             node,
             b"a directory",
             &new(FileKind::Directory),
         )) {
             for other in all.iter().take(3) {
-                self.note(store.rename(
+                self.note(store.names().rename(
                     &mut embedded(),
                     node,
                     b"a directory",
@@ -211,7 +234,7 @@ impl Work<'_> {
                     b"renamed",
                     RenameMode::NoReplace,
                 ));
-                self.note(store.rename(
+                self.note(store.names().rename(
                     &mut embedded(),
                     other,
                     b"renamed",
@@ -220,7 +243,7 @@ impl Work<'_> {
                     RenameMode::Replace,
                 ));
             }
-            self.note(store.rename(
+            self.note(store.names().rename(
                 &mut embedded(),
                 node,
                 b"linked",
@@ -229,7 +252,11 @@ impl Work<'_> {
                 RenameMode::NoReplace,
             ));
         }
-        self.note(store.create(&mut embedded(), node, b"a link", &new(FileKind::Symlink)));
+        self.note(
+            store
+                .names()
+                .create(&mut embedded(), node, b"a link", &new(FileKind::Symlink)),
+        );
     }
 
     /// Shares blocks with another inode, and changes them.
@@ -237,14 +264,14 @@ impl Work<'_> {
         let store = self.store;
         if let Some(other) = all.iter().find(|it| it.number() > node.number()) {
             for (from, to) in [(node, other), (other, node), (node, node)] {
-                let shared = store.share(
+                let shared = store.files().share(
                     &mut embedded(),
                     (from, 0),
                     (to, 9 * BLOCK as u64),
                     5 * BLOCK as u64,
                 );
                 self.note(shared);
-                self.note(store.write(
+                self.note(store.files().write(
                     &mut embedded(),
                     to,
                     WriteAt::Offset(9 * BLOCK as u64 + 1),
@@ -256,20 +283,24 @@ impl Work<'_> {
 
     fn remove_some(&mut self, node: &Arc<LiveInode>) {
         let mut names = Vec::new();
-        let _ = self.store.read_directory(node, 1, &mut |entry| {
+        let _ = self.store.names().read_directory(node, 1, &mut |entry| {
             names.push(entry.name.clone());
             names.len() < 20
         });
         for (index, name) in names.iter().enumerate() {
             if index % 2 == 0 {
-                let held = self.note(self.store.lookup(node, name));
-                let held = held.filter(|held| self.store.hold(held).is_ok());
-                self.note(self.store.unlink(&mut embedded(), node, name));
+                let held = self.note(self.store.names().lookup(node, name));
+                let held = held.filter(|held| self.store.inodes().hold(held).is_ok());
+                self.note(self.store.names().unlink(&mut embedded(), node, name));
                 if let Some(held) = held {
-                    self.note(self.store.release(&held, 1));
+                    self.note(self.store.inodes().release(&held, 1));
                 }
             }
-            self.note(self.store.remove_directory(&mut embedded(), node, name));
+            self.note(
+                self.store
+                    .names()
+                    .remove_directory(&mut embedded(), node, name),
+            );
         }
     }
 }

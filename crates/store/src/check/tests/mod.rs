@@ -57,22 +57,22 @@ fn tree(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, String>> {
 
 fn children(store: &Store, node: &LiveInode) -> Result<Vec<(Vec<u8>, Arc<LiveInode>)>> {
     let mut found = Vec::new();
-    if store.attributes(node).kind == FileKind::Directory {
-        store.read_directory(node, 2, &mut |entry| {
+    if store.inodes().attributes(node).kind == FileKind::Directory {
+        store.names().read_directory(node, 2, &mut |entry| {
             found.push((entry.name.clone(), entry.number));
             true
         })?;
     }
-    let with_node = |(name, number)| Ok((name, store.node(number)?));
+    let with_node = |(name, number)| Ok((name, store.inodes().node(number)?));
     found.into_iter().map(with_node).collect()
 }
 
 fn look(store: &Store, node: &LiveInode) -> Result<String> {
-    let attributes = store.attributes(node);
+    let attributes = store.inodes().attributes(node);
     let mut data = vec![0; attributes.size.min(100_000) as usize];
     match attributes.kind {
-        FileKind::Regular => assert_eq!(store.read(node, 0, &mut data)?, data.len()),
-        FileKind::Symlink => data = store.read_link(node)?,
+        FileKind::Regular => assert_eq!(store.files().read(node, 0, &mut data)?, data.len()),
+        FileKind::Symlink => data = store.names().read_link(node)?,
         _ => {}
     }
     Ok(format!(

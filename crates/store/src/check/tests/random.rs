@@ -81,6 +81,7 @@ fn trees_stay_right_in_any_order_of_writes() {
     let root = store.root();
     let create = |name| {
         store
+            .names()
             .create(
                 &mut Transaction::embedded(),
                 &root,
@@ -92,6 +93,7 @@ fn trees_stay_right_in_any_order_of_writes() {
     let write = |node, block: u64, blocks: u64| {
         let at = WriteAt::Offset(block * BLOCK as u64);
         store
+            .files()
             .write(
                 &mut Transaction::embedded(),
                 node,
@@ -122,6 +124,7 @@ fn trees_stay_right_in_any_order_of_writes() {
         ..SetAttributes::default()
     };
     store
+        .inodes()
         .set_attributes(&mut Transaction::embedded(), &in_disorder, &cut)
         .unwrap();
     assert_clean(&region, "after it was cut");
@@ -170,7 +173,7 @@ impl Work {
     }
 
     fn create(&mut self, directory: &Arc<LiveInode>, name: &[u8], kind: FileKind) -> Result<()> {
-        let made = self.store.create(
+        let made = self.store.names().create(
             &mut Transaction::embedded(),
             directory,
             name,
@@ -186,6 +189,7 @@ impl Work {
         let (offset, length) = (self.below(90_000), self.below(30_000));
         let data = vec![7; length as usize];
         self.store
+            .files()
             .write(
                 &mut Transaction::embedded(),
                 node,
@@ -202,20 +206,23 @@ impl Work {
             ..SetAttributes::default()
         };
         self.store
+            .inodes()
             .set_attributes(&mut Transaction::embedded(), node, &set)
             .map(drop)
     }
 
     fn release(&mut self) -> Result<()> {
         let index = self.below(self.held.len() as u64) as usize;
-        self.store.release(&self.held.swap_remove(index), 1)
+        self.store
+            .inodes()
+            .release(&self.held.swap_remove(index), 1)
     }
 
     /// One random operation, which may well fail.
     fn step(&mut self) -> Result<()> {
         let (name, other_name) = (self.name(), self.name());
         let (directory, other) = (self.directory(), self.directory());
-        let found = self.store.lookup(&directory, &name).ok();
+        let found = self.store.names().lookup(&directory, &name).ok();
         match (self.below(12), found) {
             (0, _) => self.create(&directory, &name, FileKind::Directory),
             (1, _) => self.create(&directory, &name, FileKind::Symlink),
@@ -224,23 +231,28 @@ impl Work {
             (5, Some(node)) => self.resize(&node),
             (6, Some(node)) => {
                 self.store
+                    .names()
                     .link(&mut Transaction::embedded(), &node, &other, &other_name)
             }
-            (7 | 8, _) => self
-                .store
-                .unlink(&mut Transaction::embedded(), &directory, &name),
-            (9, _) => self
-                .store
-                .remove_directory(&mut Transaction::embedded(), &directory, &name),
+            (7 | 8, _) => {
+                self.store
+                    .names()
+                    .unlink(&mut Transaction::embedded(), &directory, &name)
+            }
+            (9, _) => {
+                self.store
+                    .names()
+                    .remove_directory(&mut Transaction::embedded(), &directory, &name)
+            }
             (10, Some(node)) => {
                 self.held.push(node.clone());
-                self.store.hold(&node)
+                self.store.inodes().hold(&node)
             }
             (11, _) if !self.held.is_empty() => self.release(),
             (choice, _) => {
                 use RenameMode::*;
                 let mode = [Replace, Exchange, NoReplace][choice as usize % 3];
-                self.store.rename(
+                self.store.names().rename(
                     &mut Transaction::embedded(),
                     &directory,
                     &name,

@@ -34,6 +34,7 @@ fn create(store: &Store, at: &std::sync::Arc<LiveInode>, name: &str) -> std::syn
     let new = NewInode::new(kind, 0o644);
     let name = name.trim_end_matches('/').as_bytes();
     store
+        .names()
         .create(&mut Transaction::embedded(), at, name, &new)
         .unwrap()
 }
@@ -41,6 +42,7 @@ fn create(store: &Store, at: &std::sync::Arc<LiveInode>, name: &str) -> std::syn
 fn write(store: &Store, node: &LiveInode, block: u64) {
     let at = WriteAt::Offset(block * BLOCK as u64);
     store
+        .files()
         .write(
             &mut Transaction::embedded(),
             node,
@@ -52,7 +54,7 @@ fn write(store: &Store, node: &LiveInode, block: u64) {
 
 fn read(store: &Store, node: &LiveInode, block: u64) -> Result<u8> {
     let mut data = [0; BLOCK];
-    store.read(node, block * BLOCK as u64, &mut data)?;
+    store.files().read(node, block * BLOCK as u64, &mut data)?;
     Ok(data[7])
 }
 
@@ -87,7 +89,7 @@ fn names(store: &Store, node: &LiveInode) -> BTreeMap<String, u64> {
         found.insert(name, entry.number);
         true
     };
-    store.read_directory(node, 2, visit).unwrap();
+    store.names().read_directory(node, 2, visit).unwrap();
     found
 }
 
@@ -121,7 +123,7 @@ fn lost_extents_are_errors_and_not_zeros() {
             .any(|it| it.what.contains("of /file are lost"))
     );
     let store = open(&region);
-    let file = store.node(number).unwrap();
+    let file = store.inodes().node(number).unwrap();
     let mut lost = 0;
     for block in 0..300 {
         match read(&store, &file, block * 2) {
@@ -136,6 +138,7 @@ fn lost_extents_are_errors_and_not_zeros() {
     }
     assert!((50..=126).contains(&lost), "{lost} blocks of one node");
     store
+        .names()
         .unlink(&mut Transaction::embedded(), &store.root(), b"file")
         .unwrap();
     store.close().unwrap();
@@ -168,15 +171,15 @@ fn files_without_a_name_are_in_lost_and_found() {
         let root = store.root();
         let own = names(&store, &root);
         assert_eq!(own.keys().collect::<Vec<_>>(), ["directory", "lost+found"]);
-        let found = names(&store, &store.node(own["lost+found"]).unwrap());
-        let kept = names(&store, &store.node(own["directory"]).unwrap());
+        let found = names(&store, &store.inodes().node(own["lost+found"]).unwrap());
+        let kept = names(&store, &store.inodes().node(own["directory"]).unwrap());
         assert_eq!(found.len() + kept.len(), 120);
         assert!(found.len() > total, "round {round}");
         total = found.len();
         for (name, number) in found {
             assert_eq!(name, format!("#{number}"));
-            let node = store.node(number).unwrap();
-            match store.attributes(&node).kind {
+            let node = store.inodes().node(number).unwrap();
+            match store.inodes().attributes(&node).kind {
                 FileKind::Directory => assert!(names(&store, &node).contains_key("below")),
                 _ => assert_eq!(read(&store, &node, 0), Ok(0)),
             }
@@ -242,7 +245,7 @@ fn a_block_of_two_files_stays_with_the_one_changed_last() {
     region.write(0, &pool.bytes);
     mend(&region);
     let store = open(&region);
-    let [first, second] = numbers.map(|number| store.node(number).unwrap());
+    let [first, second] = numbers.map(|number| store.inodes().node(number).unwrap());
     assert!(read(&store, &first, 9).is_err());
     assert_eq!(read(&store, &second, 9), Ok(9));
 }
@@ -261,6 +264,7 @@ fn a_pool_without_free_blocks_is_repaired() {
         for block in 0.. {
             let at = WriteAt::Offset(block * BLOCK as u64);
             if store
+                .files()
                 .write(&mut Transaction::embedded(), &file, at, &[1; BLOCK])
                 .is_err()
             {
@@ -285,24 +289,25 @@ fn growing_makes_room_and_keeps_all() {
     let region = Region::memory(9 << 20, false).unwrap();
     region.write(0, &vec![0xee; 9 << 20]);
     region.write(0, &bytes_of(&old));
-    let before = open(&old).statistics();
-    let grown = open(&region).grow().unwrap();
+    let before = open(&old).volume().statistics();
+    let grown = open(&region).volume().grow().unwrap();
     assert_eq!(grown.pool_length, 9 << 20);
     let clean = |region: &Region| check(region, &CheckOptions::default()).unwrap().findings;
     assert_eq!(clean(&region), []);
     let store = open(&region);
-    let after = store.statistics();
+    let after = store.volume().statistics();
     assert_eq!(
         after.blocks - before.blocks,
         after.blocks_free - before.blocks_free
     );
     assert!(after.blocks > before.blocks * 3 / 2 && after.inodes > before.inodes);
-    let file = store.lookup(&store.root(), b"file").unwrap();
+    let file = store.names().lookup(&store.root(), b"file").unwrap();
     assert_eq!(read(&store, &file, 3), Ok(3));
     let more = WriteAt::Offset(0);
     for index in 0..3 {
         let made = create(&store, &store.root(), &format!("{index}"));
         store
+            .files()
             .write(&mut Transaction::embedded(), &made, more, &vec![7; 2 << 20])
             .unwrap();
     }
@@ -312,12 +317,15 @@ fn growing_makes_room_and_keeps_all() {
     let superblock = &bytes_of(&old)[..BLOCK];
     region.write(0, superblock);
     assert_eq!(
-        open(&region).grow().unwrap().image_length,
+        open(&region).volume().grow().unwrap().image_length,
         grown.image_length
     );
     // Nothing changes when there is nothing more.
     let store = open(&region);
-    let before = store.statistics();
-    assert_eq!(store.grow().unwrap().image_length, grown.image_length);
-    assert_eq!(store.statistics(), before);
+    let before = store.volume().statistics();
+    assert_eq!(
+        store.volume().grow().unwrap().image_length,
+        grown.image_length
+    );
+    assert_eq!(store.volume().statistics(), before);
 }
