@@ -36,6 +36,13 @@ pub trait Renewable: Send + Sync {
 
     /// The lease of an inode is recalled: its contents are not used any more.
     fn recalled(&self, inode: u64);
+
+    /// A call ends without its outcome, and may be executed at any time. Nothing is kept until [`Renewable::settled`]: the
+    /// primary does not recall leases of the session that asked for the change.
+    fn abandoned(&self);
+
+    /// The outcome of such a call has arrived, or its request was never sent.
+    fn settled(&self);
 }
 
 /// How long parts of an outcome may be cached.

@@ -22,8 +22,8 @@ mod inside;
 mod links;
 mod reach;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,8 @@ struct Shared {
     leases_until: AtomicU64,
     /// The cluster has not answered for a while, though it was asked.
     is_lost: AtomicBool,
+    /// Cache of the front end's outcomes, if it has one.
+    cache: OnceLock<Arc<dyn Renewable>>,
     /// Every call fails.
     is_ended: AtomicBool,
 }
@@ -193,6 +195,7 @@ impl Network {
             is_closed: Mutex::new(false),
             keeper: Condvar::new(),
             is_lost: AtomicBool::new(false),
+            cache: OnceLock::new(),
             is_ended: AtomicBool::new(false),
         });
         let thread = std::thread::Builder::new().name("tako-keeper".to_owned());
@@ -275,6 +278,7 @@ impl Requests for Network {
     }
 
     fn set_cache(&self, cache: Arc<dyn Renewable>) {
+        let _ = self.shared.cache.set(cache.clone());
         self.shared
             .with_connection(|connection| connection.set_cache(cache));
     }
@@ -356,12 +360,26 @@ impl Shared {
                 Waited::Leads => {}
                 Waited::Woken => {
                     if let Some(error) = self.ends_early(limit) {
-                        call.end();
+                        self.abandon(call);
                         self.leave(call);
                         return Err(error);
                     }
                 }
             }
+        }
+    }
+
+    /// Ends a call without its outcome.
+    fn abandon(&self, call: &Call) {
+        let cache = self.cache.get();
+        // First, so that the outcome cannot come in between.
+        if let Some(cache) = cache {
+            cache.abandoned();
+        }
+        if !call.end()
+            && let Some(cache) = cache
+        {
+            cache.settled();
         }
     }
 
@@ -407,6 +425,7 @@ impl Shared {
                 break Ok(outcome);
             }
             if let Some(error) = self.ends_early(limit) {
+                self.abandon(call);
                 break Err(error);
             }
             let now = Instant::now();

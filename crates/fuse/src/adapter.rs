@@ -436,7 +436,11 @@ impl Adapter {
         if let Some(shared) = &self.shared {
             match &request {
                 // The kernel takes this for success, for all time.
-                Request::Flush(_) if self.locks.is_none() && !self.file_system.flush_waits() => {
+                Request::Flush(_)
+                    if self.locks.is_none()
+                        && !self.collects
+                        && !self.file_system.flush_waits() =>
+                {
                     return Err(Errno::NOSYS);
                 }
                 Request::Flush(_) => {

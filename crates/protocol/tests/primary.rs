@@ -5,8 +5,9 @@ mod common;
 
 use common::{CLIENT, FILE, SESSION, decoded, first_map, message, message_of, refusals, write};
 use operations::{Lock, LockKind, LockSpace, WAIT_ENDED, WriteAt};
+use protocol::leases::Grant;
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
-use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
+use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Operation, Outcome, Replay};
 use protocol::{Defects, Member, NO_NODE, NodeId, Options, Sequence, UnitMap};
 
 /// The only member of a unit, elected again, with one session in its image.
@@ -267,6 +268,50 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
     assert!(sent.filter(is_recall).count() > 0);
 }
 
+/// Without leases of others the names of a change are not looked up.
+#[test]
+fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
+    const OTHER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
+    let sessions = [(SESSION, CLIENT), OTHER];
+    let (mut member, now) = primary_of(Options::default(), &sessions);
+    let epoch = member.map().epoch;
+    let request = |wants_lease, operation: Operation| Body::Request {
+        slot: 0,
+        acknowledge: Acknowledge::Primary,
+        wants_lease,
+        operation: operation.into(),
+    };
+    for session in sessions {
+        let replays = Vec::new();
+        let resume = Body::Resume { holds: 0, replays };
+        member.handle_message(now, &message_of(session, epoch, 0, resume));
+    }
+    let reads = Operation::Attributes { file: FILE };
+    member.handle_message(now, &message_of(OTHER, epoch, 4, request(true, reads)));
+    let directory = FileId { inode: 1, ..FILE };
+    let name = b"leads to the file".to_vec();
+    let removes = Operation::Unlink { directory, name };
+    member.handle_message(now, &message(epoch, CLIENT, 4, request(false, removes)));
+    let tickets = executes(&mut member);
+    assert_eq!(tickets.len(), 2, "the change need not wait");
+    let executed = Completion::Executed {
+        ticket: tickets[0],
+        outcome: Outcome::default(),
+        position: None,
+        tail: 640,
+        depends_on: 640,
+        is_by_reference: false,
+    };
+    member.handle_completion(now, executed);
+    let bodies = std::iter::from_fn(|| member.poll_transmit()).map(|it| decoded(&it).body);
+    let grants = bodies.filter_map(|it| match it {
+        Body::Reply { grant, .. } => Some(grant),
+        _ => None,
+    });
+    let grants: Vec<Grant> = grants.collect();
+    assert_eq!(grants, [Grant::default()]);
+}
+
 /// The client gives a wait that lasts another number.
 #[test]
 fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
@@ -438,6 +483,28 @@ fn a_member_that_rejoins_does_not_hold_up_the_group() {
     assert!(primary.reads().contains(&(640, vec![1], true)));
     primary.write();
     assert!(primary.reads().contains(&(704, vec![1], true)));
+}
+
+#[test]
+fn a_counted_member_that_is_lost_before_it_is_in_sync_is_given_up() {
+    let mut primary = Shipping::new();
+    let tail = Body::Tail {
+        tail: 640,
+        is_caught_up: true,
+    };
+    primary.hear(2, tail);
+    let end = primary.now + 2 * Options::default().lease_ns;
+    while primary.now < end {
+        primary.now = primary.member.poll_timeout().expect("a heartbeat is due");
+        primary.member.handle_timeout(primary.now);
+        let lease = Body::Lease {
+            sent_at_ns: primary.now,
+            tail: 640,
+            is_caught_up: true,
+        };
+        primary.hear(1, lease);
+    }
+    primary.write();
 }
 
 #[test]

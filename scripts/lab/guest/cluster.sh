@@ -123,7 +123,7 @@ find_primary() {
 
 # Bytes of files that the primary has had in messages.
 moved() {
-    nc "10.0.0.$primary" 97 | sed -n 's/.*"moved": \([0-9]*\),.*/\1/p'
+    echo $(($(nc "10.0.0.$primary" 97 | sed -n 's/.*"\(read\|written\)": \([0-9]*\).*/\2 +/p') 0))
 }
 
 # Writes with the second mount until nothing of a file came in messages, and reads until at most half of one did: keys, grants

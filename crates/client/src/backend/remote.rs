@@ -251,11 +251,12 @@ impl Remote {
         let released = list.iter();
         let held = released.filter_map(|(number, count)| self.0.table.release(*number, *count));
         let held: Vec<Held> = held.collect();
-        for holds in held.chunks(RELEASES_MAX) {
+        // All of them, also if some fail: they are in no table any more.
+        let released = held.chunks(RELEASES_MAX).map(|holds| {
             let holds = holds.to_vec();
-            self.call(Operation::Release { holds })?;
-        }
-        Ok(())
+            self.call(Operation::Release { holds }).map(drop)
+        });
+        released.fold(Ok(()), Result::and)
     }
 }
 

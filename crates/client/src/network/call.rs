@@ -58,12 +58,15 @@ impl Call {
         self.state.lock().request.take()
     }
 
-    pub fn deliver(&self, outcome: Outcome, kept: Option<Kept>) {
-        {
+    /// Gives the call its outcome. Returns whether its thread still waits for it.
+    pub fn deliver(&self, outcome: Outcome, kept: Option<Kept>) -> bool {
+        let has_ended = {
             let mut state = self.state.lock();
             (state.outcome, state.kept) = (Some(outcome), kept);
-        }
+            state.has_ended
+        };
         self.changed.notify_one();
+        !has_ended
     }
 
     /// The outcome, if it is there; records for this thread what it may cache of it.
@@ -105,10 +108,11 @@ impl Call {
         }
     }
 
-    /// No later leader begins it or hands over to it.
-    pub fn end(&self) {
+    /// No later leader begins it or hands over to it. Returns whether its request is under way.
+    pub fn end(&self) -> bool {
         let mut state = self.state.lock();
-        (state.request, state.has_ended) = (None, true);
+        state.has_ended = true;
+        state.request.take().is_none() && state.outcome.is_none()
     }
 }
 
@@ -147,8 +151,12 @@ mod tests {
         let second = call();
         let ended = second.wait(Instant::now() + LONG, || true);
         assert!(matches!(ended, Waited::Woken));
-        second.end();
+        assert!(!second.end(), "it was never sent");
         assert!(second.take_request().is_none());
         assert!(!second.promote(), "its thread would never hand over");
+        let third = call();
+        third.take_request();
+        assert!(third.end(), "its outcome may still come");
+        assert!(!third.deliver(Outcome::default(), None));
     }
 }

@@ -309,8 +309,11 @@ impl Connection {
                     outcome,
                     keep,
                 } => {
-                    if let Some(call) = self.calls.remove(&ticket) {
-                        call.deliver(outcome, self.kept(keep));
+                    if let Some(call) = self.calls.remove(&ticket)
+                        && !call.deliver(outcome, self.kept(keep))
+                        && let Some(cache) = &self.cache
+                    {
+                        cache.settled();
                     }
                 }
                 ClientEvent::Recalled(recalled) => self.recalled(recalled),

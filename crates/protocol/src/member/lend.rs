@@ -18,6 +18,18 @@ enum Obstacle {
 }
 
 impl Parked {
+    /// Whether it changes the files that names lead to.
+    fn changes_targets(&self) -> bool {
+        matches!(
+            *self.operation,
+            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Rename { .. }
+        )
+    }
+
+    fn has_unknown_targets(&self) -> bool {
+        self.changes_targets() && self.targets.is_none()
+    }
+
     /// The inodes that it changes, as far as they are known.
     fn changed(&self) -> Vec<u64> {
         let mut inodes = changed(&self.operation);
@@ -38,10 +50,7 @@ impl Primary {
         if slot.is_none_or(|slot| parked.request <= slot.request) {
             return None;
         }
-        let has_names = matches!(
-            *parked.operation,
-            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Rename { .. }
-        );
+        let has_names = parked.changes_targets();
         let is_known = |it: &Targets| it.begun == self.begun;
         if has_names && !parked.targets.as_ref().is_some_and(is_known) {
             return Some(Obstacle::Names);
@@ -56,8 +65,10 @@ impl Primary {
     /// Whether a change that was begun may not have been executed yet, on this inode.
     fn is_changing(&self, inode: u64) -> bool {
         self.executing.values().any(|it| match it {
+            // Names that were not looked up, since nobody had leases then, may lead to any inode.
             Executing::Request { parked, .. } => {
-                parked.operation.is_change() && parked.changed().contains(&inode)
+                parked.operation.is_change()
+                    && (parked.has_unknown_targets() || parked.changed().contains(&inode))
             }
             _ => false,
         })

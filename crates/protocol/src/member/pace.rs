@@ -4,11 +4,14 @@
 //! faster than the member is refilled, they are gone when it needs them, and the refill starts over. So the primary's
 //! records are ahead of such a member by at most a quarter of the ring, and by half of it more as the refill gets on. Then
 //! changes wait, and what the member asks for comes first. A member that is not heard from, or makes no progress, is not
-//! waited for.
+//! waited for, and no member for longer than [`PACED_LEASES`]: a large image takes too long.
 
 use super::Member;
 use super::serve::{Peer, Primary};
 use crate::defects::Defect;
+
+/// Changes wait for a member that is not in sync for so many leases at most, from its first welcome on.
+const PACED_LEASES: u64 = 20;
 
 /// A member's refill, as the primary knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +25,11 @@ pub(super) struct Refill {
 impl Peer {
     /// Notes a welcome. A repeated one changes nothing: the member may have received the first.
     pub fn note_welcome(&mut self, now: u64, from: u64) {
-        self.progressed_at = now;
-        self.refill.get_or_insert(Refill { from, asked: 0 });
+        if self.refill.is_none() {
+            self.progressed_at = now;
+            self.refill = Some(Refill { from, asked: 0 });
+        }
+        self.welcomed_at.get_or_insert(now);
     }
 
     /// Notes that the member asks for the image up to here.
@@ -37,7 +43,8 @@ impl Peer {
     /// Up to where records may be made so that the ring holds those that this member needs.
     fn may_follow_below(&self, now: u64, lease: u64, (ring, image): (u64, u64)) -> Option<u64> {
         let refill = self.refill.filter(|_| !self.is_counted)?;
-        let is_at_work = now <= self.heard_at.min(self.progressed_at) + lease;
+        let is_at_work = now <= self.heard_at.min(self.progressed_at) + lease
+            && now <= self.welcomed_at? + PACED_LEASES * lease;
         let part = ring / 2 * (refill.asked.min(image) >> 10) / (image >> 10).max(1);
         is_at_work.then(|| self.tail.max(refill.from) + ring / 4 + part)
     }

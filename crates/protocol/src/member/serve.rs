@@ -51,6 +51,8 @@ pub(super) struct Peer {
     pub gap: Option<(u64, u64)>,
     /// It is refilled, or was, and is not in sync yet.
     pub refill: Option<Refill>,
+    /// When it got its first welcome since it was in sync.
+    pub welcomed_at: Option<u64>,
 }
 
 /// State of the primary.
@@ -119,7 +121,15 @@ impl Peer {
             grouped_at: None,
             gap: None,
             refill: None,
+            welcomed_at: None,
         }
+    }
+
+    /// Whether it is lost, silent, or has made no progress for a while although records wait for it.
+    fn is_gone(&self, now: u64, lease: u64, position: u64) -> bool {
+        self.is_lost
+            || now > self.lease_until.max(self.heard_at) + lease
+            || self.tail < position && now > self.progressed_at + 4 * lease
     }
 
     /// It does not count any more, unless it may be in sync by a map that is still to come.
@@ -259,7 +269,7 @@ impl Member {
                 peer.is_lost = false;
             }
             if peer.is_counted {
-                peer.refill = None;
+                (peer.refill, peer.welcomed_at) = (None, None);
             }
         }
         self.pace(now);
@@ -349,6 +359,7 @@ impl Member {
     }
 
     fn handle_tail(&mut self, now: u64, from: NodeId, tail: u64, is_caught_up: bool) {
+        let lease = self.options.lease_ns;
         let (in_sync, version) = (self.map.is_in_sync(from), self.map.version);
         let Some(primary) = self.primary() else {
             return;
@@ -367,7 +378,7 @@ impl Member {
             if tail > peer.tail {
                 peer.progressed_at = now;
             }
-            if !in_sync && is_caught_up && !peer.is_counted {
+            if !in_sync && is_caught_up && !peer.is_counted && !peer.is_gone(now, lease, position) {
                 // From now on it counts, so that it misses nothing when the map lists it before this primary knows.
                 peer.is_counted = true;
                 peer.counted_from = position;
@@ -568,24 +579,24 @@ impl Member {
             return;
         }
         let position = primary.position;
-        let is_gone = |peer: &Peer| {
-            peer.is_lost
-                || now > peer.lease_until.max(peer.heard_at) + lease
-                || peer.tail < position && now > peer.progressed_at + 4 * lease
-        };
         let mut next = map.next();
         next.in_sync.retain(|node| {
             let peer = primary.peers.get(node);
-            peer.is_none_or(|peer| !is_gone(peer))
+            peer.is_none_or(|peer| !peer.is_gone(now, lease, position))
         });
         for (node, peer) in &mut primary.peers {
+            // Nothing would ever be confirmed, and no lease last, if it counted on.
+            let is_listed = map.is_in_sync(*node);
+            if peer.is_counted && !is_listed && peer.is_gone(now, lease, position) {
+                peer.leave(map.version);
+            }
             let is_back = peer.is_counted
                 && !peer.is_leaving
                 && peer.tail >= peer.counted_from
                 && peer.lease_until > now
                 // It may be primary next, and clients were granted leases without its promise.
                 && peer.lease_until >= primary.leases.latest();
-            if is_back && !map.is_in_sync(*node) {
+            if is_back && !is_listed {
                 next.in_sync.push(*node);
                 peer.proposed_from = Some(map.version);
             }

@@ -102,6 +102,9 @@ pub fn grow(membership: &dyn Membership, length: u64, within: Duration) -> Resul
         if unit.map.image >= image {
             return Ok(());
         }
+        if unit.growth.image != image {
+            return refused(&map, "another size was asked for meanwhile".into());
+        }
         if !unit.growth.refused.is_empty() {
             return refused(&map, unit.growth.refused.clone());
         }

@@ -88,6 +88,9 @@ pub fn open(config: &NodeConfig, map: &ClusterMap) -> Result<Opened, NodeError> 
             expected: format!("for {}, as configured", holds(config.metadata_only)),
         });
     }
+    // A unit that has grown has a longer image. Before anything lies behind the pool in memory: it could not grow then.
+    let image = map.unit(UNIT).map_or(0, |unit| unit.map.image);
+    region.grow(superblock.image_offset.saturating_add(image))?;
     Ok(Opened {
         region,
         pool: superblock.pool,

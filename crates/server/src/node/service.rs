@@ -553,7 +553,10 @@ impl Service {
     }
 
     fn take_map(&mut self, now: u64, map: ClusterMap) -> Result<(), NodeError> {
+        let start = self.core.pool().image().start;
         if map.version <= self.map.version {
+            // The node may have reserved room for an earlier request meanwhile.
+            self.growing.take_map(&self.map, start);
             return Ok(());
         }
         let is_member = |map: &ClusterMap| {

@@ -15,7 +15,11 @@ const CAPABILITIES: &[u8] = b"security.capability";
 
 impl Remote {
     pub(in super::super) fn attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
-        if let Some((attributes, kept)) = self.0.changed.attributes(inode.number) {
+        if let Some((attributes, kept)) = self
+            .0
+            .changed
+            .attributes(inode.number, inode.file.generation)
+        {
             leases::note(Some(kept));
             return Ok(attributes);
         }

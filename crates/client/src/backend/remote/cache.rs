@@ -8,7 +8,7 @@
 //! nothing that was read meanwhile is kept. A recall drops the contents before the front end receives it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use operations::{Attributes, Details, ErrorCode, FileId, Operation, Outcome, ROOT};
@@ -19,7 +19,7 @@ use super::is_dot;
 use crate::leases::{Kept, Renewable};
 
 const SHARDS: usize = 64;
-/// Inodes with contents in a shard, and names of one directory, at most.
+/// Inodes with contents in a shard, and names of directories in it, at most.
 const INODES_MAX: usize = 512;
 const NAMES_MAX: usize = 16 << 10;
 /// Leases are renewed for so long after the last repeated use of their contents.
@@ -47,12 +47,17 @@ struct Shard {
     stamp: u64,
     /// Changes in progress.
     changing: u64,
+    recalls: u64,
     contents: HashMap<u64, Contents>,
+    /// Names in all contents.
+    names: usize,
 }
 
 pub(super) struct Cache {
     /// The session is granted leases.
     is_on: AtomicBool,
+    /// Calls that have ended and may still be executed.
+    abandoned: AtomicUsize,
     shards: [Mutex<Shard>; SHARDS],
 }
 
@@ -65,8 +70,12 @@ pub(super) enum Work {
         /// Stamps of the shards when it began; none where a change was in progress.
         stamps: Box<[Option<u64>; SHARDS]>,
     },
-    /// It changes these inodes; all if they are not known.
-    Change(Option<Vec<u64>>),
+    Change {
+        /// The inodes that it changes; all if they are not known.
+        inodes: Option<Vec<u64>>,
+        /// Directories with names that lead to some of them, and the recalls in their shards when it began.
+        directories: Vec<(u64, u64)>,
+    },
 }
 
 /// A read with contents to keep.
@@ -105,8 +114,11 @@ impl Shard {
         let is_full = |contents: &HashMap<u64, Contents>| {
             contents.len() >= INODES_MAX && !contents.contains_key(&inode)
         };
-        if is_full(&self.contents) {
-            self.contents.retain(|_, it| now < it.until);
+        if is_full(&self.contents) || self.names >= NAMES_MAX {
+            self.drop_ended(now);
+        }
+        if self.names >= NAMES_MAX {
+            self.drop_all();
         }
         if until <= now || is_full(&self.contents) {
             return None;
@@ -124,6 +136,17 @@ impl Shard {
         contents.until = contents.until.max(until);
         contents.note_use(now);
         Some(contents)
+    }
+
+    /// Drops contents under leases that have ended.
+    fn drop_ended(&mut self, now: Instant) {
+        self.contents.retain(|_, it| now < it.until);
+        self.names = self.contents.values().map(|it| it.names.len()).sum();
+    }
+
+    fn drop_all(&mut self) {
+        self.contents.clear();
+        self.names = 0;
     }
 
     fn drop_attributes(&mut self, inode: u64) {
@@ -153,6 +176,7 @@ impl Cache {
     pub(super) fn new() -> Cache {
         Cache {
             is_on: AtomicBool::new(false),
+            abandoned: AtomicUsize::new(0),
             shards: std::array::from_fn(|_| Mutex::default()),
         }
     }
@@ -166,9 +190,14 @@ impl Cache {
         self.is_on.store(is_on, Ordering::SeqCst);
     }
 
+    /// Whether anything may be kept now.
+    fn keeps(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed) && self.abandoned.load(Ordering::SeqCst) == 0
+    }
+
     /// The outcome of a read that is kept, and until when its user may keep it.
     pub(super) fn find(&self, operation: &Operation) -> Option<(Outcome, Kept)> {
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.keeps() {
             return None;
         }
         match operation {
@@ -196,6 +225,9 @@ impl Cache {
 
     /// The same for a name.
     pub(super) fn find_name(&self, directory: FileId, name: &[u8]) -> Option<(Outcome, Kept)> {
+        if !self.keeps() {
+            return None;
+        }
         let now = Instant::now();
         let mut covers = Covers {
             subject: true,
@@ -232,14 +264,24 @@ impl Cache {
         }
         if matches!(operation, Operation::CloseSession) {
             self.change(None, None, 1);
-            return Work::Change(None);
+            return Work::Change {
+                inodes: None,
+                directories: Vec::new(),
+            };
         }
+        let directories = changed_names(operation)
+            .into_iter()
+            .map(|(it, _)| (it.inode, self.shard(it.inode).lock().recalls))
+            .collect();
         let inodes = self.changed(operation);
         if inodes.as_ref().is_some_and(Vec::is_empty) {
             return Work::Other;
         }
         self.change(inodes.as_deref(), Some(operation), 1);
-        Work::Change(inodes)
+        Work::Change {
+            inodes,
+            directories,
+        }
     }
 
     /// The inodes with attributes that an operation changes. None if that is not known.
@@ -273,7 +315,7 @@ impl Cache {
             None => self.shards.iter().for_each(|shard| {
                 let mut shard = shard.lock();
                 note(&mut shard);
-                shard.contents.clear();
+                shard.drop_all();
             }),
             Some(inodes) => inodes.iter().for_each(|inode| {
                 let mut shard = self.shard(*inode).lock();
@@ -292,7 +334,20 @@ impl Cache {
     /// A call has ended, with an outcome that may be kept for so long.
     pub(super) fn end(&self, work: Work, outcome: Option<&Outcome>, kept: Option<Kept>) {
         match (work, outcome, kept) {
-            (Work::Change(inodes), ..) => self.change(inodes.as_deref(), None, -1),
+            (
+                Work::Change {
+                    inodes,
+                    directories,
+                },
+                ..,
+            ) => {
+                self.change(inodes.as_deref(), None, -1);
+                // Another session may have changed what a name leads to, before it was changed here.
+                let is_disturbed = |it: &(u64, u64)| self.shard(it.0).lock().recalls != it.1;
+                if directories.iter().any(is_disturbed) {
+                    self.change(None, None, 0);
+                }
+            }
             (Work::Read { asked, stamps }, Some(outcome), Some(kept)) => {
                 self.keep(&asked, &stamps[..], outcome, kept);
             }
@@ -309,10 +364,15 @@ impl Cache {
         } = kept.covers;
         let put = |inode: u64, put: &mut dyn FnMut(&mut Contents)| {
             let mut shard = self.shard(inode).lock();
-            if stamps[inode as usize % SHARDS] == Some(shard.stamp)
+            // Under the lock: what is kept before a call is abandoned is dropped when it has settled.
+            if self.keeps()
+                && stamps[inode as usize % SHARDS] == Some(shard.stamp)
                 && let Some(contents) = shard.extend(inode, now, kept.until)
             {
+                let before = contents.names.len();
                 put(contents);
+                let more = contents.names.len() - before;
+                shard.names += more;
             }
         };
         let put_attributes = |file: FileId, attributes: Attributes| {
@@ -322,9 +382,7 @@ impl Cache {
         };
         let put_name = |directory: u64, name: &[u8], found: Option<FileId>| {
             put(directory, &mut |it| {
-                if it.names.len() < NAMES_MAX {
-                    it.names.insert(name.to_vec(), found);
-                }
+                it.names.insert(name.to_vec(), found);
             });
         };
         let of_file = outcome.attributes.map(|it| (outcome.file, it));
@@ -397,7 +455,8 @@ impl Renewable for Cache {
         let is_used = |it: &Contents| it.used_at.is_some_and(|at| now < at + USED_FOR);
         let is_due = |it: &Contents| now < it.until && it.until < now + RENEW_BEFORE && is_used(it);
         let due = |shard: &Mutex<Shard>| {
-            let shard = shard.lock();
+            let mut shard = shard.lock();
+            shard.drop_ended(now);
             let due = shard.contents.iter().filter(|(_, it)| is_due(it));
             due.map(|(inode, _)| *inode).collect::<Vec<u64>>()
         };
@@ -416,7 +475,17 @@ impl Renewable for Cache {
     fn recalled(&self, inode: u64) {
         let mut shard = self.shard(inode).lock();
         shard.stamp += 1;
+        shard.recalls += 1;
         shard.contents.remove(&inode);
+    }
+
+    fn abandoned(&self) {
+        self.abandoned.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn settled(&self) {
+        self.change(None, None, 0);
+        self.abandoned.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -554,6 +623,57 @@ mod tests {
         assert!(has(&cache, &lookup()));
         cache.recalled(FILE.inode);
         assert!(!has(&cache, &lookup()));
+    }
+
+    #[test]
+    fn nothing_is_kept_while_a_call_that_has_ended_may_be_executed() {
+        let cache = cache();
+        fill(&cache, LONG);
+        let early = cache.begin(&lookup());
+        cache.end(cache.begin(&write()), None, None);
+        cache.abandoned();
+        assert!(!has(&cache, &lookup()));
+        fill(&cache, LONG);
+        cache.settled();
+        assert!(!has(&cache, &lookup()));
+        end(&cache, early, LONG);
+        assert!(!has(&cache, &lookup()), "it may be from before the change");
+        fill(&cache, LONG);
+        assert!(has(&cache, &lookup()));
+    }
+
+    #[test]
+    fn another_sessions_change_of_a_name_during_an_own_one_drops_all() {
+        let cache = cache();
+        fill(&cache, LONG);
+        let work = cache.begin(&unlink());
+        // It now leads to another file, with attributes that are kept.
+        cache.recalled(DIRECTORY.inode);
+        let other = FileId {
+            inode: FILE.inode + 2,
+            ..FILE
+        };
+        let attributes = Operation::Attributes { file: other };
+        end(&cache, cache.begin(&attributes), LONG);
+        assert!(has(&cache, &attributes));
+        cache.end(work, None, None);
+        assert!(!has(&cache, &attributes));
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let cache = cache();
+        for number in 0..3 * NAMES_MAX as u64 {
+            let lookup = Operation::Lookup {
+                directory: DIRECTORY,
+                name: number.to_le_bytes().to_vec(),
+                hold: false,
+            };
+            end(&cache, cache.begin(&lookup), LONG);
+        }
+        let shard = cache.shard(DIRECTORY.inode).lock();
+        let names = shard.contents[&DIRECTORY.inode].names.len();
+        assert!(names <= NAMES_MAX && names == shard.names);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use operations::{Attributes, FileKind};
+use operations::{Attributes, FileKind, ROOT};
 use parking_lot::Mutex;
 use protocol::leases::Covers;
 
@@ -128,6 +128,12 @@ impl Known {
         self.names.insert(name.to_vec(), is_there);
     }
 
+    /// Another session may have the number in use again. The root directory has it for ever.
+    fn of_generation(&self, generation: u32) -> Option<&Known> {
+        let own = &self.attributes;
+        (own.number == ROOT || own.generation == generation).then_some(self)
+    }
+
     fn is_missing(&self, name: &[u8]) -> bool {
         match self.names.get(name) {
             Some(is_there) => !is_there,
@@ -186,17 +192,17 @@ impl Changed {
     }
 
     /// Attributes of a directory, if they are known, with the lease.
-    pub(super) fn attributes(&self, number: u64) -> Option<(Attributes, Kept)> {
+    pub(super) fn attributes(&self, number: u64, generation: u32) -> Option<(Attributes, Kept)> {
         let state = self.0.lock();
-        let known = state.known(number)?;
+        let known = state.known(number)?.of_generation(generation)?;
         let is_directory = known.attributes.kind == FileKind::Directory;
         is_directory.then(|| (known.attributes, known.kept()))
     }
 
     /// The lease under which a name is known to be missing.
-    pub(super) fn is_missing(&self, number: u64, name: &[u8]) -> Option<Kept> {
+    pub(super) fn is_missing(&self, number: u64, generation: u32, name: &[u8]) -> Option<Kept> {
         let state = self.0.lock();
-        let known = state.known(number)?;
+        let known = state.known(number)?.of_generation(generation)?;
         known.is_missing(name).then(|| known.kept())
     }
 
@@ -210,12 +216,13 @@ impl Changed {
         self.is_made(number, generation, |it| it.permissions & SET_ID == 0)
     }
 
-    /// Whether this session has made an inode, with these attributes. Another session may have the number in use again.
+    /// Whether this session has made an inode, with these attributes.
     fn is_made(&self, number: u64, generation: u32, is_so: fn(&Attributes) -> bool) -> bool {
         let state = self.0.lock();
-        state.known(number).is_some_and(|it| {
-            it.is_made_here && it.attributes.generation == generation && is_so(&it.attributes)
-        })
+        let known = state
+            .known(number)
+            .and_then(|it| it.of_generation(generation));
+        known.is_some_and(|it| it.is_made_here && is_so(&it.attributes))
     }
 
     /// The lease of an inode is recalled.
@@ -276,7 +283,7 @@ mod tests {
 
     fn version(changed: &Changed) -> Option<u64> {
         changed
-            .attributes(5)
+            .attributes(5, 1)
             .map(|(attributes, _)| attributes.version)
     }
 
@@ -287,12 +294,12 @@ mod tests {
         assert_eq!(version(&changed), None);
         changed.end(&begun, shown(b"a", false, 7));
         assert_eq!(version(&changed), Some(7));
-        assert!(changed.is_missing(5, b"a").is_some());
-        assert!(changed.is_missing(5, b"b").is_none(), "nothing shows it");
+        assert!(changed.is_missing(5, 1, b"a").is_some());
+        assert!(changed.is_missing(5, 1, b"b").is_none(), "nothing shows it");
         let begun = changed.begin(5);
         assert_eq!(version(&changed), None, "it is being changed");
         changed.end(&begun, shown(b"a", true, 8));
-        assert!(changed.is_missing(5, b"a").is_none());
+        assert!(changed.is_missing(5, 1, b"a").is_none());
         assert_eq!(version(&changed), Some(8));
         changed.end(&changed.begin(5), None);
         assert_eq!(version(&changed), None);
@@ -304,18 +311,23 @@ mod tests {
         let begun = changed.begin(1);
         let until = Instant::now() + Duration::from_secs(120);
         changed.made(&begun, attributes(5, 3), until);
-        assert!(changed.is_missing(5, b"a").is_some());
+        assert!(changed.is_missing(5, 1, b"a").is_some());
         changed.end(&changed.begin(5), shown(b"a", true, 4));
-        assert!(changed.is_missing(5, b"a").is_none() && changed.is_missing(5, b"b").is_some());
+        assert!(
+            changed.is_missing(5, 1, b"a").is_none() && changed.is_missing(5, 1, b"b").is_some()
+        );
         for name in 0..NAMES_MAX as u64 {
             let name = name.to_le_bytes();
             changed.end(&changed.begin(5), shown(&name, true, 4));
         }
-        assert!(changed.is_missing(5, b"b").is_none(), "too many are there");
+        assert!(
+            changed.is_missing(5, 1, b"b").is_none(),
+            "too many are there"
+        );
         // Others may have found it, and made a name.
         changed.recalled(5);
         changed.made(&begun, attributes(5, 3), until);
-        assert!(changed.is_missing(5, b"b").is_none());
+        assert!(changed.is_missing(5, 1, b"b").is_none());
     }
 
     #[test]
@@ -354,7 +366,7 @@ mod tests {
         changed.end(&changed.begin(5), shown(b"a", false, 7));
         changed.recalled(5);
         assert_eq!(version(&changed), None);
-        assert!(changed.is_missing(5, b"a").is_none());
+        assert!(changed.is_missing(5, 1, b"a").is_none());
         // The answer is older than the recall that overtakes it.
         let begun = changed.begin(5);
         changed.recalled(5);
@@ -386,6 +398,6 @@ mod tests {
         });
         changed.end(&changed.begin(5), ends);
         assert_eq!(version(&changed), None);
-        assert!(changed.is_missing(5, b"a").is_none());
+        assert!(changed.is_missing(5, 1, b"a").is_none());
     }
 }

@@ -262,8 +262,13 @@ impl Remote {
 /// Names of directories that the session knows from its own changes.
 impl Remote {
     fn look_up(&self, directory: &RemoteInode, name: &[u8], hold: bool) -> Result<Outcome> {
-        let kept = self.0.changed.is_missing(directory.number, name);
-        if let Some(kept) = kept.filter(|_| !is_dot(name)) {
+        let kept = self
+            .0
+            .changed
+            .is_missing(directory.number, directory.file.generation, name);
+        // Names that no directory can have fail in another way.
+        let is_possible = !is_dot(name) && name.len() <= NAME_LENGTH_MAX;
+        if let Some(kept) = kept.filter(|_| is_possible) {
             leases::note(Some(kept));
             return Err(ErrorCode::NotFound.into());
         }
