@@ -65,7 +65,7 @@ impl Primary {
     /// Whether a change that was begun may not have been executed yet, on this inode.
     fn is_changing(&self, inode: u64) -> bool {
         self.executing.values().any(|it| match it {
-            // Names that were not looked up, since nobody had leases then, may lead to any inode.
+            // Names that were not looked up, as no other session had leases then, may lead to any inode.
             Executing::Request { parked, .. } => {
                 parked.operation.is_change()
                     && (parked.has_unknown_targets() || parked.changed().contains(&inode))
