@@ -183,7 +183,7 @@ lead() {
     await state '3 of 3 members in sync'
     find_primary
     mkdir /messages /onesided
-    /lab/tako mount -o keys=$keys "$source" /messages
+    /lab/tako mount -o keys=$keys,io=server "$source" /messages
     /lab/tako mount -o keys=$keys,io=client "$source" /onesided
     all_choose_verbs
     data_moves_one_sided
