@@ -125,11 +125,15 @@ impl Peer {
         }
     }
 
-    /// Whether it is lost, silent, or has made no progress for a while although records wait for it.
+    /// Whether it has made no progress for a while, although records wait for it.
+    fn is_stuck(&self, now: u64, lease: u64, position: u64) -> bool {
+        self.tail < position && now > self.progressed_at + 4 * lease
+    }
+
+    /// Whether it is lost, silent, or stuck.
     fn is_gone(&self, now: u64, lease: u64, position: u64) -> bool {
-        self.is_lost
-            || now > self.lease_until.max(self.heard_at) + lease
-            || self.tail < position && now > self.progressed_at + 4 * lease
+        let is_silent = now > self.lease_until.max(self.heard_at) + lease;
+        self.is_lost || is_silent || self.is_stuck(now, lease, position)
     }
 
     /// It does not count any more, unless it may be in sync by a map that is still to come.
@@ -378,7 +382,10 @@ impl Member {
             if tail > peer.tail {
                 peer.progressed_at = now;
             }
-            if !in_sync && is_caught_up && !peer.is_counted && !peer.is_gone(now, lease, position) {
+            let may_count = is_caught_up && !peer.is_stuck(now, lease, position);
+            if !in_sync && !peer.is_counted && may_count {
+                // It has been refilled since.
+                peer.is_lost = false;
                 // From now on it counts, so that it misses nothing when the map lists it before this primary knows.
                 peer.is_counted = true;
                 peer.counted_from = position;
