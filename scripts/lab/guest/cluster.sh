@@ -4,7 +4,9 @@
 # RDMA does not reach, on a DAX device, and in memory.
 . /lab/functions.sh
 
-readonly source=tako://10.0.0.1:7474,10.0.0.2:7474,10.0.0.3:7474/lab keys=/lab/nodes/client length=32768
+readonly source=tako://10.0.0.1:7474,10.0.0.2:7474,10.0.0.3:7474/lab keys=/lab/nodes/client
+# Bytes of a file.
+length=32768
 # shellcheck disable=SC2154 # init knows it
 readonly node=n$guest
 case $guest in
@@ -127,9 +129,9 @@ moved() {
 }
 
 # Writes with the second mount until nothing of a file came in messages, and reads until at most half of one did: keys, grants
-# and layouts come with what goes in messages before.
+# and layouts come with what goes in messages before. The kernel's first read of a file is shorter than half of these.
 data_moves_one_sided() {
-    local number=0 before
+    local number=0 before length=131072
     until [ "${before:-}" = "$(moved)" ]; do
         number=$((number + 1))
         before=$(moved)
