@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use lab::cluster::plan::{self, Fault, Plan, Planned, Who};
+use lab::cluster::plan::{self, Fault, Party, Plan, Planned};
 use lab::cluster::time::SECOND;
 use lab::cluster::world::{Setup, Summary, World};
 use protocol::{Defect, Defects};
@@ -171,7 +171,7 @@ fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
             at: 5 * SECOND,
             cue: None,
             fault: Fault::Isolate {
-                node: Who::Member(member),
+                node: Party::Member(member),
                 for_ns: 8 * SECOND,
             },
         };
@@ -312,8 +312,8 @@ fn a_local_read_before_the_replays_is_found() {
             seed,
             duration: setup.duration,
             faults: vec![
-                cut(Who::Primary, Who::Bystanders),
-                cut(Who::Bystanders, Who::Primary),
+                cut(Party::Primary, Party::Bystanders),
+                cut(Party::Bystanders, Party::Primary),
             ],
         };
         World::new(setup, plan)?.run()

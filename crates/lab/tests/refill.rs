@@ -1,7 +1,7 @@
 //! A member that comes back is in sync after a while although clients write without pause; and the rule of it broken on purpose.
 #![forbid(unsafe_code)]
 
-use lab::cluster::plan::{Fault, Plan, Planned, Who};
+use lab::cluster::plan::{Fault, Party, Plan, Planned};
 use lab::cluster::time::{MILLISECOND, SECOND};
 use lab::cluster::world::{Setup, Summary, World};
 use protocol::{Defect, Defects, Options};
@@ -33,7 +33,7 @@ fn run(seed: u64, defects: Defects) -> Result<Summary, String> {
         fault,
     };
     let away = Fault::Crash {
-        member: Who::Member(2),
+        member: Party::Member(2),
         after_fences: 0,
         for_ns: 2 * SECOND,
     };
@@ -41,7 +41,7 @@ fn run(seed: u64, defects: Defects) -> Result<Summary, String> {
     let writes = (SECOND / 2..DURATION / 3 * 2).step_by(20 * MILLISECOND as usize);
     let writes = writes.flat_map(|time| {
         let rush = move |client| Fault::Rush {
-            client: Who::Client(client),
+            client: Party::Client(client),
             blocks: BLOCKS,
         };
         (0..clients).map(move |client| at(time, rush(client)))

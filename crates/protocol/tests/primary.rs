@@ -219,25 +219,48 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     assert_eq!(executes(&mut member).len(), 1, "the write");
 }
 
+/// A primary, after the resumption of all its sessions.
+fn resumed(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
+    let (mut member, now) = primary_of(options, sessions);
+    let epoch = member.map().epoch;
+    for session in sessions {
+        let replays = Vec::new();
+        let resume = Body::Resume { holds: 0, replays };
+        member.handle_message(now, &message_of(*session, epoch, 0, resume));
+    }
+    (member, now)
+}
+
+/// A client's request by its first slot.
+fn request(wants_lease: bool, operation: Operation) -> Body {
+    Body::Request {
+        slot: 0,
+        acknowledge: Acknowledge::Primary,
+        wants_lease,
+        operation: operation.into(),
+    }
+}
+
+/// The store has executed an operation, and made no record.
+fn executed(ticket: Ticket) -> Completion {
+    Completion::Executed {
+        ticket,
+        outcome: Outcome::default(),
+        position: None,
+        tail: 640,
+        depends_on: 640,
+        is_by_reference: false,
+    }
+}
+
 /// A mount that is stopped, or was killed, is such a session. The times are those of the primary's clock.
 #[test]
 fn a_silent_session_delays_a_change_until_its_lease_ends() {
     const SILENT: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
     let options = Options::default();
     let sessions = [(SESSION, CLIENT), SILENT];
-    let (mut member, mut now) = primary_of(options.clone(), &sessions);
+    let (mut member, mut now) = resumed(options.clone(), &sessions);
     let epoch = member.map().epoch;
-    let request = |wants_lease, operation: Operation| Body::Request {
-        slot: 0,
-        acknowledge: Acknowledge::Primary,
-        wants_lease,
-        operation: operation.into(),
-    };
-    for session in sessions {
-        let replays = Vec::new();
-        let resume = Body::Resume { holds: 0, replays };
-        member.handle_message(now, &message_of(session, epoch, 0, resume));
-    }
     let read = Operation::Read {
         file: FILE,
         offset: 0,
@@ -246,15 +269,7 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
     };
     member.handle_message(now, &message_of(SILENT, epoch, 4, request(true, read)));
     let tickets = executes(&mut member);
-    let executed = Completion::Executed {
-        ticket: tickets[0],
-        outcome: Outcome::default(),
-        position: None,
-        tail: 640,
-        depends_on: 640,
-        is_by_reference: false,
-    };
-    member.handle_completion(now, executed);
+    member.handle_completion(now, executed(tickets[0]));
     let granted = now;
     member.handle_message(now, &message(epoch, CLIENT, 4, request(false, write())));
     while executes(&mut member).is_empty() {
@@ -273,19 +288,8 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
 fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
     const OTHER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
     let sessions = [(SESSION, CLIENT), OTHER];
-    let (mut member, now) = primary_of(Options::default(), &sessions);
+    let (mut member, now) = resumed(Options::default(), &sessions);
     let epoch = member.map().epoch;
-    let request = |wants_lease, operation: Operation| Body::Request {
-        slot: 0,
-        acknowledge: Acknowledge::Primary,
-        wants_lease,
-        operation: operation.into(),
-    };
-    for session in sessions {
-        let replays = Vec::new();
-        let resume = Body::Resume { holds: 0, replays };
-        member.handle_message(now, &message_of(session, epoch, 0, resume));
-    }
     let reads = Operation::Attributes { file: FILE };
     member.handle_message(now, &message_of(OTHER, epoch, 4, request(true, reads)));
     let directory = FileId { inode: 1, ..FILE };
@@ -294,15 +298,7 @@ fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
     member.handle_message(now, &message(epoch, CLIENT, 4, request(false, removes)));
     let tickets = executes(&mut member);
     assert_eq!(tickets.len(), 2, "the change need not wait");
-    let executed = Completion::Executed {
-        ticket: tickets[0],
-        outcome: Outcome::default(),
-        position: None,
-        tail: 640,
-        depends_on: 640,
-        is_by_reference: false,
-    };
-    member.handle_completion(now, executed);
+    member.handle_completion(now, executed(tickets[0]));
     let bodies = std::iter::from_fn(|| member.poll_transmit()).map(|it| decoded(&it).body);
     let grants = bodies.filter_map(|it| match it {
         Body::Reply { grant, .. } => Some(grant),
@@ -416,13 +412,7 @@ impl Shipping {
 
     fn execute(&mut self, operation: Operation, is_by_reference: bool) {
         self.request += 1;
-        let request = Body::Request {
-            slot: 0,
-            acknowledge: Acknowledge::Primary,
-            wants_lease: false,
-            operation: operation.into(),
-        };
-        self.hear(CLIENT, request);
+        self.hear(CLIENT, request(false, operation));
         let tickets = executes(&mut self.member);
         assert_eq!(tickets.len(), 1);
         self.position += 64;

@@ -305,3 +305,26 @@ fn invalid(what: &'static str) -> Cause {
 fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
+
+/// Attributes of an empty file, for tests.
+#[cfg(test)]
+fn attributes_of(number: u64, generation: u32, kind: operations::FileKind) -> Attributes {
+    Attributes {
+        number,
+        generation,
+        kind,
+        permissions: 0o644,
+        links: 1,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        blocks_512: 0,
+        accessed_ns: 0,
+        modified_ns: 0,
+        changed_ns: 0,
+        created_ns: 0,
+        device: 0,
+        flags: operations::FileFlags::default(),
+        version: 1,
+    }
+}

@@ -11,7 +11,7 @@ mod aimed;
 
 /// Node that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Party {
     /// A member, by number; if its machine is gone for good, the spare.
     Member(u32),
     /// The member that is primary when the fault begins.
@@ -53,7 +53,7 @@ pub enum Fault {
     /// A member crashes, and starts again at the end.
     Crash {
         /// The member that crashes.
-        member: Who,
+        member: Party,
         /// It crashes in so many fences from then on; 0: at once. If fewer come until the end, it does not crash.
         after_fences: u32,
         /// How long after the start of the fault it restarts.
@@ -62,7 +62,7 @@ pub enum Fault {
     /// A spare replaces a member's machine. Not before another one has all that was acknowledged, and once at most.
     Replace {
         /// The member with this machine.
-        member: Who,
+        member: Party,
         /// The machine is permanently lost, with its memory. Otherwise it is unreachable for long enough to be declared
         /// failed.
         is_lost: bool,
@@ -70,21 +70,21 @@ pub enum Fault {
     /// A client's process crashes; a new one starts later. The first client does not.
     CrashClient {
         /// The client that ends.
-        client: Who,
+        client: Party,
     },
     /// Nothing gets from one to the other.
     Cut {
         /// Sender of the messages.
-        from: Who,
+        from: Party,
         /// Receiver of the messages.
-        to: Who,
+        to: Party,
         /// Duration of the fault.
         for_ns: Time,
     },
     /// Nothing gets from or to one.
     Isolate {
         /// The node that is cut off.
-        node: Who,
+        node: Party,
         /// Duration of the fault.
         for_ns: Time,
     },
@@ -96,7 +96,7 @@ pub enum Fault {
     /// A clock runs too fast or too slow from then on.
     Drift {
         /// The node with the clock.
-        node: Who,
+        node: Party,
         /// Drift in nanoseconds per millisecond.
         ppm: i32,
     },
@@ -117,9 +117,9 @@ pub enum Fault {
     /// Messages from one to the other take long.
     SlowLink {
         /// Sender of the messages.
-        from: Who,
+        from: Party,
         /// Receiver of the messages.
-        to: Who,
+        to: Party,
         /// Factor of the usual delay.
         factor: u32,
         /// Duration of the fault.
@@ -128,37 +128,37 @@ pub enum Fault {
     /// A node hears from the membership service, and is heard by it, later than usual from then on.
     HearsLate {
         /// The node that receives notices late.
-        node: Who,
+        node: Party,
         /// Additional delay.
         by_ms: u32,
     },
     /// Not quite a fault: a client writes much at once, and then asks for an fsync.
     Rush {
         /// The client that writes.
-        client: Who,
+        client: Party,
         /// Number of blocks.
         blocks: u32,
     },
     /// Not a fault: a client reads all blocks.
     Look {
         /// The client that acts.
-        client: Who,
+        client: Party,
     },
     /// A client's one-sided writes into a member's memory are stuck, and arrive at the end.
     StuckWay {
         /// Which client.
-        from: Who,
+        from: Party,
         /// The member with this memory.
-        to: Who,
+        to: Party,
         /// Duration of the fault.
         for_ns: Time,
     },
     /// Messages from one to the other arrive late.
     LateLink {
         /// Sender of the messages.
-        from: Who,
+        from: Party,
         /// Receiver of the messages.
-        to: Who,
+        to: Party,
         /// Additional delay.
         by_ms: u32,
         /// Duration of the fault.
@@ -379,35 +379,35 @@ impl Maker {
         self.random.between(longest / 3, longest)
     }
 
-    fn member(&mut self) -> Who {
-        Who::Member(self.random.below(self.members as usize) as u32)
+    fn member(&mut self) -> Party {
+        Party::Member(self.random.below(self.members as usize) as u32)
     }
 
-    fn member_or_primary(&mut self) -> Who {
+    fn member_or_primary(&mut self) -> Party {
         if self.random.one_in(3) {
-            Who::Primary
+            Party::Primary
         } else {
             self.member()
         }
     }
 
-    fn anyone(&mut self) -> Who {
+    fn anyone(&mut self) -> Party {
         if self.clients > 0 && self.random.one_in(3) {
-            Who::Client(self.random.below(self.clients as usize) as u32)
+            Party::Client(self.random.below(self.clients as usize) as u32)
         } else {
             self.member_or_primary()
         }
     }
 
-    fn other_than(&mut self, from: Who) -> Who {
+    fn other_than(&mut self, from: Party) -> Party {
         match self.anyone() {
             to if to != from => to,
-            Who::Primary => Who::Member(0),
-            _ => Who::Primary,
+            Party::Primary => Party::Member(0),
+            _ => Party::Primary,
         }
     }
 
-    fn crash(&mut self, at: Time, member: Who) {
+    fn crash(&mut self, at: Time, member: Party) {
         let is_aimed = self.random.one_in(2);
         let after_fences = if is_aimed {
             self.random.between(1, 40) as u32
@@ -429,7 +429,7 @@ impl Maker {
         if !self.doomed.is_empty() {
             let index = self.random.below(self.doomed.len());
             let client = self.doomed.swap_remove(index);
-            let client = Who::Client(client);
+            let client = Party::Client(client);
             self.add(at, Fault::CrashClient { client });
         }
     }
@@ -437,18 +437,18 @@ impl Maker {
     fn primary_again(&mut self, at: Time) {
         let mut at = at;
         for _ in 0..self.random.between(1, 3) {
-            self.crash(at, Who::Primary);
+            self.crash(at, Party::Primary);
             at += self.spell();
         }
     }
 
     fn primary_isolated(&mut self, at: Time) {
-        let (node, for_ns) = (Who::Primary, self.spell());
+        let (node, for_ns) = (Party::Primary, self.spell());
         match self.random.below(4) {
             0 => self.add(at, Fault::Isolate { node, for_ns }),
             // Clients still reach it.
             1 => {
-                for member in (0..self.members).map(Who::Member) {
+                for member in (0..self.members).map(Party::Member) {
                     for (from, to) in [(node, member), (member, node)] {
                         self.add(at, Fault::Cut { from, to, for_ns });
                     }
@@ -456,7 +456,7 @@ impl Maker {
             }
             // It receives from the others, or they from it, and does not know that this is all.
             one_way => {
-                for member in (0..self.members).map(Who::Member) {
+                for member in (0..self.members).map(Party::Member) {
                     let (from, to) = if one_way == 2 {
                         (node, member)
                     } else {
@@ -493,13 +493,13 @@ impl Maker {
         let fault = match self.random.below(3) {
             0 => Fault::Isolate { node, for_ns },
             1 => Fault::Cut {
-                from: Who::Primary,
+                from: Party::Primary,
                 to: node,
                 for_ns,
             },
             _ => Fault::Cut {
                 from: node,
-                to: Who::Primary,
+                to: Party::Primary,
                 for_ns,
             },
         };
@@ -509,7 +509,7 @@ impl Maker {
     fn takeover_in_outage(&mut self, at: Time) {
         let (for_ns, later) = (self.spell(), self.spell());
         self.add(at, Fault::MembershipOutage { for_ns });
-        self.crash(at + later.min(for_ns), Who::Primary);
+        self.crash(at + later.min(for_ns), Party::Primary);
     }
 
     /// Unsynced writes may be lost.
@@ -517,21 +517,21 @@ impl Maker {
         let later = self.random.between(0, 5 * MILLISECOND);
         if self.random.one_in(2) {
             self.crash_client(at);
-            self.crash(at + later, Who::Primary);
+            self.crash(at + later, Party::Primary);
         } else {
-            self.crash(at, Who::Primary);
+            self.crash(at, Party::Primary);
             self.crash_client(at + later);
         }
     }
 
     /// A client is away for longer than its session lasts; meanwhile, at times, the primary changes.
     fn client_away(&mut self, at: Time) {
-        let node = Who::Client(self.random.below(self.clients as usize) as u32);
+        let node = Party::Client(self.random.below(self.clients as usize) as u32);
         let for_ns = self.random.between(3 * SECOND, 7 * SECOND);
         self.add(at, Fault::Isolate { node, for_ns });
         if self.random.one_in(2) {
             let later = self.random.between(for_ns / 2, for_ns);
-            self.crash(at + later, Who::Primary);
+            self.crash(at + later, Party::Primary);
         }
     }
 
@@ -603,14 +603,14 @@ fn shortened(faults: &[Planned], index: usize) -> Option<Vec<Planned>> {
     (*for_ns >= MICROSECOND).then_some(faults)
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Party {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Who::Member(number) => write!(formatter, "member {number}"),
-            Who::Primary => formatter.write_str("the primary"),
-            Who::Client(number) => write!(formatter, "client {number}"),
-            Who::Subject => formatter.write_str("the one concerned"),
-            Who::Bystanders => formatter.write_str("the other members"),
+            Party::Member(number) => write!(formatter, "member {number}"),
+            Party::Primary => formatter.write_str("the primary"),
+            Party::Client(number) => write!(formatter, "client {number}"),
+            Party::Subject => formatter.write_str("the one concerned"),
+            Party::Bystanders => formatter.write_str("the other members"),
         }
     }
 }

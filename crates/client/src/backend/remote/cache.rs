@@ -491,9 +491,10 @@ impl Renewable for Cache {
 
 #[cfg(test)]
 mod tests {
-    use operations::{FileFlags, FileKind, WriteAt};
+    use operations::{FileKind, WriteAt};
 
     use super::*;
+    use crate::backend::remote::attributes_of;
 
     const LONG: Duration = Duration::from_secs(120);
     const FILE: FileId = FileId {
@@ -508,24 +509,7 @@ mod tests {
     };
 
     fn attributes() -> Attributes {
-        Attributes {
-            number: FILE.inode,
-            generation: FILE.generation,
-            kind: FileKind::Regular,
-            permissions: 0o644,
-            links: 1,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            blocks_512: 0,
-            accessed_ns: 0,
-            modified_ns: 0,
-            changed_ns: 0,
-            created_ns: 0,
-            device: 0,
-            flags: FileFlags::default(),
-            version: 1,
-        }
+        attributes_of(FILE.inode, FILE.generation, FileKind::Regular)
     }
 
     fn cache() -> Cache {

@@ -248,28 +248,13 @@ impl Changed {
 
 #[cfg(test)]
 mod tests {
-    use operations::FileFlags;
-
     use super::*;
+    use crate::backend::remote::attributes_of;
 
     fn attributes(number: u64, version: u64) -> Attributes {
         Attributes {
-            number,
-            generation: 1,
-            kind: FileKind::Directory,
-            permissions: 0o755,
-            links: 2,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            blocks_512: 0,
-            accessed_ns: 0,
-            modified_ns: 0,
-            changed_ns: 0,
-            created_ns: 0,
-            device: 0,
-            flags: FileFlags::default(),
             version,
+            ..attributes_of(number, 1, FileKind::Directory)
         }
     }
 

@@ -3,7 +3,7 @@
 use protocol::Mode;
 
 use super::super::workload::mode_of;
-use super::{Cue, Fault, MILLISECOND, Maker, SECOND, Time, Who};
+use super::{Cue, Fault, MILLISECOND, Maker, Party, SECOND, Time};
 
 /// Longer than it takes the others to replace a member that is gone.
 const LONG: (Time, Time) = (4 * SECOND, 7 * SECOND);
@@ -33,7 +33,7 @@ impl Maker {
         self.random.between(least, most)
     }
 
-    fn crash_for(&mut self, member: Who, spell: (Time, Time)) -> Fault {
+    fn crash_for(&mut self, member: Party, spell: (Time, Time)) -> Fault {
         Fault::Crash {
             member,
             after_fences: 0,
@@ -47,8 +47,8 @@ impl Maker {
         self.add(
             at,
             Fault::Cut {
-                from: Who::Primary,
-                to: Who::Bystanders,
+                from: Party::Primary,
+                to: Party::Bystanders,
                 for_ns,
             },
         );
@@ -60,16 +60,16 @@ impl Maker {
         let lasts = self.keep_to_primary(at);
         for client in 1..self.clients {
             let rush = Fault::Rush {
-                client: Who::Client(client),
+                client: Party::Client(client),
                 blocks: self.random.between(1, 4) as u32,
             };
             let later = lasts / 9;
             self.add(at + later, rush);
         }
         let at = at + lasts / 9;
-        let client = Who::Subject;
+        let client = Party::Subject;
         self.add_at(at, Cue::Synced, 0, Fault::CrashClient { client });
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         let later = self.random.between(0, MILLISECOND);
         self.add_at(at, Cue::Synced, later, crash);
     }
@@ -78,11 +78,11 @@ impl Maker {
     fn lost_takeover(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
         let at = at + self.random.between(lasts / 4, lasts);
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         self.add(at, crash);
         for client in 1..self.clients {
             if self.random.one_in(2) {
-                let client = Who::Client(client);
+                let client = Party::Client(client);
                 self.add(at, Fault::CrashClient { client });
             }
         }
@@ -93,7 +93,7 @@ impl Maker {
         let member = self.member();
         let crash = self.crash_for(member, (3 * SECOND, 5 * SECOND));
         self.add(at, crash);
-        for member in [Who::Primary, Who::Bystanders] {
+        for member in [Party::Primary, Party::Bystanders] {
             let crash = self.crash_for(member, LONG);
             let later = self.random.between(0, 3 * MILLISECOND);
             self.add_at(at, Cue::InSync, later, crash);
@@ -108,26 +108,26 @@ impl Maker {
         // While it asks for the image, the primary continues.
         let slow = Fault::LateLink {
             from: member,
-            to: Who::Primary,
+            to: Party::Primary,
             by_ms: self.random.between(10, 60) as u32,
             for_ns: 9 * SECOND,
         };
         self.add(at, slow);
         for client in 1..self.clients {
-            let (client, blocks) = (Who::Client(client), 2);
+            let (client, blocks) = (Party::Client(client), 2);
             self.add_at(at, Cue::Welcomed, 0, Fault::Rush { client, blocks });
         }
         let cut = Fault::Cut {
-            from: Who::Primary,
-            to: Who::Bystanders,
+            from: Party::Primary,
+            to: Party::Bystanders,
             for_ns: self.random.between(400, 900) * MILLISECOND,
         };
         self.add_at(at, Cue::Welcomed, 0, cut);
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         let later = self.random.between(0, 5 * MILLISECOND);
         self.add_at(at, Cue::Refilled, later, crash);
         for client in 1..self.clients {
-            let client = Who::Client(client);
+            let client = Party::Client(client);
             self.add_at(at, Cue::Refilled, later, Fault::CrashClient { client });
         }
     }
@@ -139,12 +139,12 @@ impl Maker {
         self.add(
             at,
             Fault::Isolate {
-                node: Who::Client(client),
+                node: Party::Client(client),
                 for_ns: away,
             },
         );
         let later = self.within((3200 * MILLISECOND, 4500 * MILLISECOND));
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         self.add(at + later, crash);
     }
 
@@ -152,7 +152,7 @@ impl Maker {
     fn promise_forgotten(&mut self, at: Time) {
         let member = self.member();
         let cut = Fault::Cut {
-            from: Who::Primary,
+            from: Party::Primary,
             to: member,
             for_ns: self.within((SECOND, 3 * SECOND)),
         };
@@ -165,12 +165,12 @@ impl Maker {
     /// The others receive nothing from the primary for just as long as they have promised, and their proposals are
     /// slow.
     fn late_proposal(&mut self, at: Time) {
-        let node = Who::Bystanders;
+        let node = Party::Bystanders;
         let by_ms = self.random.between(200, 800) as u32;
         self.add(at, Fault::HearsLate { node, by_ms });
         let cut = Fault::Cut {
-            from: Who::Primary,
-            to: Who::Bystanders,
+            from: Party::Primary,
+            to: Party::Bystanders,
             for_ns: self.within((SECOND, 1400 * MILLISECOND)),
         };
         self.add(at, cut);
@@ -181,7 +181,7 @@ impl Maker {
         let lasts = self.keep_to_primary(at);
         for client in 0..self.clients {
             let rush = Fault::Rush {
-                client: Who::Client(client),
+                client: Party::Client(client),
                 blocks: self.random.between(3, 6) as u32,
             };
             let later = self.random.between(0, lasts / 2);
@@ -201,16 +201,16 @@ impl Maker {
     fn seen_and_gone(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
         let mut at = at + self.random.between(0, lasts / 4);
-        let writers = (1..self.clients).map(Who::Client);
+        let writers = (1..self.clients).map(Party::Client);
         for client in writers.clone() {
             let blocks = self.random.between(1, 4) as u32;
             self.add(at, Fault::Rush { client, blocks });
         }
         at += self.random.between(MILLISECOND, lasts / 4);
-        let client = Who::Client(0);
+        let client = Party::Client(0);
         self.add(at, Fault::Look { client });
         at += self.random.between(MILLISECOND, lasts / 4);
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         self.add(at, crash);
         for client in writers {
             self.add(at, Fault::CrashClient { client });
@@ -229,19 +229,19 @@ impl Maker {
         self.add(at, Fault::Replace { member, is_lost });
         match self.random.below(5) {
             0..=1 => {
-                for member in [Who::Primary, Who::Bystanders] {
+                for member in [Party::Primary, Party::Bystanders] {
                     let crash = self.crash_for(member, LONG);
                     let later = self.random.between(0, 3 * MILLISECOND);
                     self.add_at(at, Cue::SpareInSync, later, crash);
                 }
             }
             2 => {
-                let crash = self.crash_for(Who::Primary, (MILLISECOND, SECOND));
+                let crash = self.crash_for(Party::Primary, (MILLISECOND, SECOND));
                 let later = self.random.between(0, 20 * MILLISECOND);
                 self.add_at(at, Cue::Replaced, later, crash);
             }
             3 => {
-                let crash = self.crash_for(Who::Subject, (MILLISECOND, SECOND));
+                let crash = self.crash_for(Party::Subject, (MILLISECOND, SECOND));
                 let later = self.random.between(0, 20 * MILLISECOND);
                 self.add_at(at, Cue::Replaced, later, crash);
             }
@@ -254,7 +254,7 @@ impl Maker {
         let Some(own) = self.active_client(0) else {
             return;
         };
-        let (client, for_ns) = (Who::Client(own), 9 * SECOND);
+        let (client, for_ns) = (Party::Client(own), 9 * SECOND);
         self.add(
             at,
             Fault::HearsLate {
@@ -264,9 +264,9 @@ impl Maker {
         );
         self.add(at, Fault::Look { client });
         let at = at + self.random.between(5 * MILLISECOND, 100 * MILLISECOND);
-        let (primary, others) = (Who::Primary, Who::Bystanders);
+        let (primary, others) = (Party::Primary, Party::Bystanders);
         let clients = (0..self.clients).filter(|other| *other != own);
-        let cuts = clients.map(|other| (Who::Client(other), primary));
+        let cuts = clients.map(|other| (Party::Client(other), primary));
         for (from, to) in cuts.chain([(primary, others), (others, primary)]) {
             self.add(at, Fault::Cut { from, to, for_ns });
         }
@@ -283,10 +283,10 @@ impl Maker {
         let Some(client) = self.active_client(1) else {
             return;
         };
-        let from = Who::Client(client);
+        let from = Party::Client(client);
         let stuck = Fault::StuckWay {
             from,
-            to: Who::Bystanders,
+            to: Party::Bystanders,
             for_ns: self.within((7 * SECOND, 9 * SECOND)),
         };
         self.add(at, stuck);
@@ -296,7 +296,7 @@ impl Maker {
         self.add(at, Fault::CrashClient { client });
         let (permille, for_ns) = (500, 2 * SECOND);
         self.add(at + 2500 * MILLISECOND, Fault::Loss { permille, for_ns });
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         let later = self.random.between(MILLISECOND, 200 * MILLISECOND);
         self.add_at(at, Cue::SessionEnded, later, crash);
     }
@@ -307,19 +307,19 @@ impl Maker {
         let lasts = self.keep_to_primary(at);
         for client in 0..self.clients {
             let late = Fault::LateLink {
-                from: Who::Primary,
-                to: Who::Client(client),
+                from: Party::Primary,
+                to: Party::Client(client),
                 by_ms: self.random.between(1000, 4000) as u32,
                 for_ns: lasts,
             };
             self.add(at, late);
         }
-        let crash = self.crash_for(Who::Primary, LONG);
+        let crash = self.crash_for(Party::Primary, LONG);
         let later = self.random.between(lasts / 2, lasts);
         self.add(at + later, crash);
         let client = self.random.below(self.clients.max(1) as usize) as u32;
         let away = Fault::Isolate {
-            node: Who::Client(client),
+            node: Party::Client(client),
             for_ns: LONG.0,
         };
         self.add(at, away);

@@ -24,7 +24,7 @@ fn faults_end_after_two_thirds_and_one_client_stays() {
             last = *at;
             if let Fault::CrashClient { client } = fault {
                 // Whomever a cue is about: the simulation spares the first client.
-                let is_spared = !matches!(client, Who::Subject | Who::Client(1..));
+                let is_spared = !matches!(client, Party::Subject | Party::Client(1..));
                 assert!(!is_spared, "{plan}");
             }
             if let Fault::Drift { ppm, .. } = fault {
@@ -41,7 +41,7 @@ fn plans_are_calm_wild_and_aimed() {
         matches!(
             fault,
             Fault::Crash {
-                member: Who::Primary,
+                member: Party::Primary,
                 ..
             }
         )
@@ -81,7 +81,7 @@ fn a_plan_can_be_read() {
                 at: 5 * MICROSECOND,
                 cue: None,
                 fault: Fault::Crash {
-                    member: Who::Primary,
+                    member: Party::Primary,
                     after_fences: 3,
                     for_ns: 20 * MILLISECOND,
                 },
@@ -90,7 +90,7 @@ fn a_plan_can_be_read() {
                 at: 9 * MILLISECOND,
                 cue: None,
                 fault: Fault::CrashClient {
-                    client: Who::Client(2),
+                    client: Party::Client(2),
                 },
             },
         ],

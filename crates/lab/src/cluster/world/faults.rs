@@ -4,7 +4,7 @@ use super::{Event, FIRST_CLIENT, MILLISECOND, SECOND, Time, World};
 use protocol::NO_NODE;
 use protocol::wire::Acknowledge;
 
-use crate::cluster::plan::{Cue, Fault, Who};
+use crate::cluster::plan::{Cue, Fault, Party};
 
 impl World {
     /// Something was seen that faults may wait for.
@@ -161,13 +161,13 @@ impl World {
     }
 
     /// Those of them that are members.
-    fn members(&self, who: Who, subject: Option<u32>) -> Vec<usize> {
+    fn members(&self, who: Party, subject: Option<u32>) -> Vec<usize> {
         let nodes = self.who(who, subject).into_iter();
         let members = nodes.filter(|node| *node < FIRST_CLIENT);
         members.map(|node| node as usize).collect()
     }
 
-    fn who(&self, who: Who, subject: Option<u32>) -> Vec<u32> {
+    fn who(&self, who: Party, subject: Option<u32>) -> Vec<u32> {
         let primary = match self.membership.valid().primary {
             NO_NODE => 0,
             primary => primary,
@@ -178,11 +178,11 @@ impl World {
             members.filter(move |node| *node != primary && Some(*node) != subject)
         };
         match who {
-            Who::Member(member) => vec![self.in_place_of(member)],
-            Who::Client(client) => vec![FIRST_CLIENT + client],
-            Who::Primary => vec![primary],
-            Who::Subject => subject.into_iter().collect(),
-            Who::Bystanders => bystanders().collect(),
+            Party::Member(member) => vec![self.in_place_of(member)],
+            Party::Client(client) => vec![FIRST_CLIENT + client],
+            Party::Primary => vec![primary],
+            Party::Subject => subject.into_iter().collect(),
+            Party::Bystanders => bystanders().collect(),
         }
     }
 }
