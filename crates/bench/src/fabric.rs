@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Provider,
-    Queue, Refusal, Registration, RemoteRegion, Role, Source, WorkRequest,
+    Access, Device, EndpointId, Event, Failure, Options, Parameters, Peer, Provider, Queue,
+    Refusal, Registration, RemoteRegion, Role, Source, Work, WorkRequest,
 };
 use pmem::Region;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -195,7 +195,7 @@ fn join(
     near.queue
         .accept(to_far, Role::Dialer, peer(far_parameters, far_address))?;
     // Set-up continues while both poll: it ends when a message has arrived.
-    let note = Operation::Send {
+    let note = Work::Send {
         from: Source::Inline(b""),
         immediate: None,
     };

@@ -33,7 +33,7 @@ const SHARES: [(&str, f64); 2] = [("p50", 0.5), ("p99.9", 0.999)];
 type Make = fn(&Bench) -> Result<(), Error>;
 
 /// Something small, given how many there were before.
-type Operation<'a> = &'a (dyn Fn(u64) -> Result<(), Error> + Sync);
+type Work<'a> = &'a (dyn Fn(u64) -> Result<(), Error> + Sync);
 
 fn writes(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let (file, data) = (bench.tako_file()?, bytes(64));
@@ -53,7 +53,7 @@ fn creates(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 }
 
 /// Times of an operation alone, and while another thread makes and deletes files of either kind.
-fn rows(bench: &Bench, name: &str, operation: Operation<'_>) -> Result<Vec<Row>, Error> {
+fn rows(bench: &Bench, name: &str, operation: Work<'_>) -> Result<Vec<Row>, Error> {
     let side = |make| -> Side<'_> { Box::new(move || times(bench, operation, make)) };
     let sides = vec![side(None), side(Some(dense)), side(Some(in_pieces))];
     let measured = interleave(bench.scale.rounds, sides)?;
@@ -75,7 +75,7 @@ fn rows(bench: &Bench, name: &str, operation: Operation<'_>) -> Result<Vec<Row>,
 }
 
 /// Percentiles of the times, in ns, that an operation takes, with another thread that deletes huge files or without.
-fn times(bench: &Bench, operation: Operation<'_>, make: Option<Make>) -> Result<Vec<f64>, Error> {
+fn times(bench: &Bench, operation: Work<'_>, make: Option<Make>) -> Result<Vec<f64>, Error> {
     let is_done = AtomicBool::new(false);
     let time = || {
         let mut times_ns = Vec::with_capacity(1 << 17);

@@ -16,8 +16,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use backing::Backing;
+use lab::call::{Answer, Call, System};
 use lab::mounted::MountedSystem;
-use lab::operation::{Answer, Operation, System};
 use lab::random::Mix;
 use lab::runner::{Subject, run_seed};
 use mounted::Mounted;
@@ -61,8 +61,8 @@ struct Turns {
 }
 
 impl System for Turns {
-    fn apply(&mut self, operation: &Operation) -> Answer {
-        use Operation::{Hold, HoldUnnamed, LinkHeld, ReadHeld, Release, WriteHeld};
+    fn apply(&mut self, operation: &Call) -> Answer {
+        use Call::{Hold, HoldUnnamed, LinkHeld, ReadHeld, Release, WriteHeld};
         self.turn += 1;
         let at = match operation {
             Hold { slot, .. }

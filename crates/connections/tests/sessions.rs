@@ -12,8 +12,7 @@ use connections::keys;
 use connections::transports::{Transports, Wanted};
 use fabric::tcp::TcpOptions;
 use fabric::{
-    Access, Event, Failure, Operation, Provider, Queue, Registration, RemoteRegion, Source,
-    WorkRequest,
+    Access, Event, Failure, Provider, Queue, Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -121,7 +120,7 @@ impl Server {
 fn carry_out(
     queue: &mut Queue,
     session: &PeerSession,
-    operation: Operation<'_>,
+    operation: Work<'_>,
 ) -> Result<u64, Failure> {
     let request = WorkRequest::new(1, operation);
     queue.post(session.endpoint(), &request).unwrap();
@@ -141,7 +140,7 @@ fn carry_out(
 
 fn reach_all(queue: &mut Queue, session: &PeerSession, remote: RemoteRegion, own: &Registration) {
     let piece = [own.piece(0, LENGTH as u32)];
-    let read = Operation::Read {
+    let read = Work::Read {
         into: &piece,
         from: remote.at(0),
     };
@@ -152,14 +151,14 @@ fn reach_all(queue: &mut Queue, session: &PeerSession, remote: RemoteRegion, own
         bytes == contents(),
         "what was read is not what was exported"
     );
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&[own.piece(0, 8)]),
         to: remote.at(8),
         immediate: None,
     };
     own.region().write(0, &41_u64.to_le_bytes());
     carry_out(queue, session, write).unwrap();
-    let add = Operation::FetchAndAdd {
+    let add = Work::FetchAndAdd {
         at: remote.at(8),
         addend: 1,
     };

@@ -51,9 +51,7 @@ pub use transport::{
     Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, Report, Request, Role,
     Supply, Transport,
 };
-pub use work::{
-    Completion, EndpointId, Event, GroupId, Operation, Refusal, Source, WorkRequest, WrId,
-};
+pub use work::{Completion, EndpointId, Event, GroupId, Refusal, Source, Work, WorkRequest, WrId};
 
 /// 64 unpredictable bits.
 pub fn random() -> u64 {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use pmem::Region;
 
 use crate::{
-    Access, Capabilities, EndpointId, Error, Failure, GroupId, Operation, Piece, Proof,
-    RegionDescriptor, Registration, RemoteRegion, Source,
+    Access, Capabilities, EndpointId, Error, Failure, GroupId, Piece, Proof, RegionDescriptor,
+    Registration, RemoteRegion, Source, Work,
 };
 
 /// A transport as a process has it, once. Its threads open a [`Transport`] each.
@@ -261,8 +261,8 @@ pub struct Request<'a> {
     /// Whether its completion has to be reported; the report covers all before it, too.
     pub signaled: bool,
     /// The operation.
-    pub operation: &'a Operation<'a>,
-    /// The peer's total of credits: new with every [`Operation::Send`], else as reported before.
+    pub operation: &'a Work<'a>,
+    /// The peer's total of credits: new with every [`Work::Send`], else as reported before.
     pub returned: u32,
 }
 

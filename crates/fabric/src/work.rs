@@ -52,9 +52,9 @@ pub(crate) fn total(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
-/// Operation of a request.
+/// Action of a work request, with its arguments.
 #[derive(Clone, Copy, Debug)]
-pub enum Operation<'a> {
+pub enum Work<'a> {
     /// Copies a peer's memory into pieces of one's own.
     Read {
         /// Destination of the data.
@@ -96,13 +96,13 @@ pub enum Operation<'a> {
     },
 }
 
-impl Operation<'_> {
+impl Work<'_> {
     /// Whether it takes a buffer of the receiver, and so a credit.
     #[inline]
     pub fn is_message(&self) -> bool {
         match self {
-            Operation::Send { .. } => true,
-            Operation::Write { immediate, .. } => immediate.is_some(),
+            Work::Send { .. } => true,
+            Work::Write { immediate, .. } => immediate.is_some(),
             _ => false,
         }
     }
@@ -112,12 +112,12 @@ impl Operation<'_> {
     pub(crate) fn remote(&self) -> Option<(Remote, crate::Access, u64)> {
         use crate::Access;
         match *self {
-            Operation::Read { into, from } => Some((from, Access::READ, total(into))),
-            Operation::Write { from, to, .. } => Some((to, Access::WRITE, from.length())),
-            Operation::CompareAndSwap { at, .. } | Operation::FetchAndAdd { at, .. } => {
+            Work::Read { into, from } => Some((from, Access::READ, total(into))),
+            Work::Write { from, to, .. } => Some((to, Access::WRITE, from.length())),
+            Work::CompareAndSwap { at, .. } | Work::FetchAndAdd { at, .. } => {
                 Some((at, Access::ATOMIC, 8))
             }
-            Operation::Send { .. } => None,
+            Work::Send { .. } => None,
         }
     }
 }
@@ -130,7 +130,7 @@ pub struct WorkRequest<'a> {
     /// Whether the caller wants a report when it is done. Failures are always reported.
     pub notify: bool,
     /// The operation.
-    pub operation: Operation<'a>,
+    pub operation: Work<'a>,
     /// A buffer that belongs to the request until it is done.
     pub keep: Option<&'a Buffer>,
 }
@@ -138,7 +138,7 @@ pub struct WorkRequest<'a> {
 impl<'a> WorkRequest<'a> {
     /// A request with a reported completion.
     #[inline]
-    pub fn new(id: u64, operation: Operation<'a>) -> WorkRequest<'a> {
+    pub fn new(id: u64, operation: Work<'a>) -> WorkRequest<'a> {
         WorkRequest {
             id: WrId(id),
             notify: true,

@@ -9,9 +9,7 @@ use client::{
 };
 use pmem::Region;
 
-use crate::operation::{
-    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
-};
+use crate::call::{Acl, Answer, At, Call, Errno, Facts, Outcome, SLOTS, System, contents};
 
 /// A file system in this process, and the files that it holds open.
 pub struct Embedded {
@@ -187,8 +185,8 @@ fn read(file: &File, offset: u64, length: usize) -> Answer {
 }
 
 impl System for Embedded {
-    fn apply(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         let fs = &self.file_system;
         match operation {
             Make {
@@ -231,8 +229,8 @@ impl System for Embedded {
 
 impl Embedded {
     /// Operations on attributes.
-    fn apply_to_attributes(&self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply_to_attributes(&self, operation: &Call) -> Answer {
+        use Call::*;
         let fs = &self.file_system;
         let mut set = SetAttributes::default();
         let (Truncate { path, .. }
@@ -284,8 +282,8 @@ impl Embedded {
     }
 
     /// Operations on the blocks of files, and on files that are held.
-    fn apply_to_open(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply_to_open(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             CopyRange {
                 path,

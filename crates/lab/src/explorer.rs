@@ -25,9 +25,9 @@ pub use grow::explore_grow;
 pub use inspector::{Inspector, guarded};
 pub use together::Duet;
 
+use crate::call::{Call, Errno, System};
 use crate::embedded::Embedded;
 use crate::model::Model;
-use crate::operation::{Errno, Operation, System};
 use crate::pool::{format, options};
 use crate::random::{Generator, Mix};
 use crate::runner::compare_answers;
@@ -104,11 +104,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// A new pool of `length` bytes on which the operations were executed, as far as there was space.
-    pub fn new(
-        length: u64,
-        geometry: &Geometry,
-        operations: &[Operation],
-    ) -> Result<Prepared, String> {
+    pub fn new(length: u64, geometry: &Geometry, operations: &[Call]) -> Result<Prepared, String> {
         let clock = Arc::new(AtomicI64::new(1_000_000_000));
         let region = Region::memory(length, false).map_err(|error| error.to_string())?;
         format(&region, geometry)?;
@@ -150,7 +146,7 @@ impl Prepared {
 #[derive(Clone, Debug)]
 pub struct Workload {
     /// Operations of the workload.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<Call>,
     /// The operations before this one only lead there: those were explored in a shorter workload.
     pub explored_from: usize,
     /// Whether crashes while the pool is closed in the end are explored too.
@@ -298,7 +294,7 @@ impl<'a> Run<'a> {
     }
 
     /// Executes an operation and inspects the crashes during it.
-    pub fn step(&mut self, operation: &Operation, is_explored: bool) -> Result<(), String> {
+    pub fn step(&mut self, operation: &Call, is_explored: bool) -> Result<(), String> {
         let bounds = self.explorer.inspector.bounds;
         self.recorder
             .start(if is_explored { bounds.fences_one_in } else { 0 });
@@ -321,8 +317,8 @@ impl<'a> Run<'a> {
     }
 
     /// The model as an operation leaves it half-way, if the pool is too full to do it in one change.
-    fn between(&self, operation: &Operation) -> Option<Model> {
-        let Operation::Fallocate { length, .. } = operation else {
+    fn between(&self, operation: &Call) -> Option<Model> {
+        let Call::Fallocate { length, .. } = operation else {
             return None;
         };
         let half = operation.without_space()?;
@@ -363,7 +359,7 @@ impl<'a> Run<'a> {
     }
 
     /// Crashes in the middle of an operation, and continues with the recovered pool.
-    fn crash_in(mut self, operation: &Operation, seed: u64) -> Result<Run<'a>, String> {
+    fn crash_in(mut self, operation: &Call, seed: u64) -> Result<Run<'a>, String> {
         let mut models = vec![self.model.clone(), self.model.clone()];
         models.extend(self.between(operation));
         self.recorder.start(1);
@@ -397,9 +393,9 @@ const IMAGES_TO_GO_ON: usize = 16;
 #[derive(Clone, Debug)]
 pub enum Event {
     /// An operation.
-    Do(Operation),
+    Do(Call),
     /// An operation in which the power fails, at a moment and with an image that the number chooses.
-    CrashIn(Operation, u64),
+    CrashIn(Call, u64),
 }
 
 /// A long random workload: several times `count` operations, with a crash in the one that follows.

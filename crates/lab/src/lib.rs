@@ -11,13 +11,13 @@
 //! - [`cluster`]: a seeded simulation of a whole cluster.
 #![forbid(unsafe_code)]
 
+pub mod call;
 pub mod cluster;
 pub mod damage;
 pub mod embedded;
 pub mod explorer;
 pub mod model;
 pub mod mounted;
-pub mod operation;
 pub mod pool;
 pub mod random;
 pub mod reachable;

@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use client::{Fallocate, FileFlags, FileKind, OpenFlags, XattrMode};
 
-use crate::operation::{
-    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
-};
+use crate::call::{Acl, Answer, At, Call, Errno, Facts, Outcome, SLOTS, System, contents};
 use crate::tree::Tree;
 use acls::Acls;
 
@@ -316,8 +314,8 @@ impl Model {
         Ok(())
     }
 
-    fn copy_range(&mut self, operation: &Operation) -> Answer {
-        let Operation::CopyRange {
+    fn copy_range(&mut self, operation: &Call) -> Answer {
+        let Call::CopyRange {
             path,
             offset,
             to,
@@ -407,8 +405,8 @@ impl Model {
 }
 
 impl System for Model {
-    fn apply(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             Open {
                 path,
@@ -469,8 +467,8 @@ impl System for Model {
 
 impl Model {
     /// Operations on files that are held.
-    fn apply_to_held(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply_to_held(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             Hold { path, slot } => self.hold(path, *slot)?,
             HoldUnnamed {
@@ -531,8 +529,8 @@ impl Model {
         }
     }
 
-    fn change_xattrs(&mut self, operation: &Operation) -> Result<()> {
-        use Operation::*;
+    fn change_xattrs(&mut self, operation: &Call) -> Result<()> {
+        use Call::*;
         let (SetXattr { path, name, .. } | RemoveXattr { path, name }) = operation else {
             return Err(Errno(libc::EINVAL));
         };
@@ -567,8 +565,8 @@ impl Model {
         }
     }
 
-    fn set_attributes(&mut self, operation: &Operation) -> Result<()> {
-        use Operation::*;
+    fn set_attributes(&mut self, operation: &Call) -> Result<()> {
+        use Call::*;
         let (SetPermissions { path, .. } | SetOwner { path, .. } | SetModified { path, .. }) =
             operation
         else {

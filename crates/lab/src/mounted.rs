@@ -14,9 +14,7 @@ use rustix::fs::{
     Timestamps, XattrFlags,
 };
 
-use crate::operation::{
-    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
-};
+use crate::call::{Acl, Answer, At, Call, Errno, Facts, Outcome, SLOTS, System, contents};
 use crate::runner::Subject;
 
 /// A directory of a mounted file system. Changes of owners need root; no other process may use the directory.
@@ -294,8 +292,8 @@ fn set_modified(path: &Path, modified_ns: i64) -> Result<()> {
 }
 
 impl System for MountedSystem {
-    fn apply(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             Make {
                 path,
@@ -340,8 +338,8 @@ impl Subject for MountedSystem {}
 
 impl MountedSystem {
     /// Operations on the blocks of files, and on files that are held.
-    fn apply_to_open(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply_to_open(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             CopyRange {
                 path,
@@ -404,8 +402,8 @@ impl MountedSystem {
     }
 
     /// Operations on attributes.
-    fn apply_to_attributes(&self, operation: &Operation) -> Answer {
-        use Operation::*;
+    fn apply_to_attributes(&self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             Truncate { path, size } => {
                 let special = |error| match error {

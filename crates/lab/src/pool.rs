@@ -11,8 +11,8 @@ use store::format::superblock::{SUPERBLOCKS, Superblock};
 use store::{CheckOptions, Defects, ROOT, Replica, SYSTEM};
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::call::{Answer, Call, System};
 use crate::embedded::Embedded;
-use crate::operation::{Answer, Operation, System};
 use crate::runner::Subject;
 
 /// Makes an empty pool with an identity, hash key and times that are the same in every run.
@@ -136,10 +136,10 @@ impl Pool {
 }
 
 impl System for Pool {
-    fn apply(&mut self, operation: &Operation) -> Answer {
+    fn apply(&mut self, operation: &Call) -> Answer {
         match &mut self.system {
             Some(system) => system.apply(operation),
-            None => Err(crate::operation::Errno(libc::EIO)),
+            None => Err(crate::call::Errno(libc::EIO)),
         }
     }
 }

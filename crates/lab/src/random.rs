@@ -5,8 +5,8 @@ use std::sync::Arc;
 use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 use pmem::Random;
 
+use crate::call::{Acl, At, Call, SLOTS, System};
 use crate::model::Model;
-use crate::operation::{Acl, At, Operation, SLOTS, System};
 
 /// Operations on ranges of files that all file systems support.
 const COMMON_RANGES: &[Fallocate] = &[
@@ -214,7 +214,7 @@ impl Generator {
     }
 
     /// The next operation.
-    pub fn operation(&mut self) -> Operation {
+    pub fn operation(&mut self) -> Call {
         let choice = self.random.below(100);
         let operation = if choice < self.mix.data {
             self.data_operation()
@@ -226,7 +226,7 @@ impl Generator {
             self.name_operation()
         };
         // That it fails is one of the things to try.
-        let changes_names = !matches!(operation, Operation::Write { .. } | Operation::Read { .. });
+        let changes_names = !matches!(operation, Call::Write { .. } | Call::Read { .. });
         if self.model.apply(&operation).is_ok() && changes_names {
             self.paths = [self.model.paths(false), self.model.paths(true)];
         }
@@ -288,7 +288,7 @@ impl Generator {
         *self.random.pick(&self.mix.permissions)
     }
 
-    fn data_operation(&mut self) -> Operation {
+    fn data_operation(&mut self) -> Call {
         let fill = self.random.next_number() % 1_000_000;
         let path = self.old(false);
         let offset = self.offset();
@@ -297,14 +297,14 @@ impl Generator {
         let length = if is_large { 1 } else { length };
         match self.random.below(25) {
             // Half of the time whole blocks are shared.
-            24.. => Operation::CopyRange {
+            24.. => Call::CopyRange {
                 path: self.old(false),
                 offset: self.offset() & !4095 | offset & 4095,
                 to: path,
                 to_offset: offset,
                 length: length.max(4096),
             },
-            23 => Operation::CopyRange {
+            23 => Call::CopyRange {
                 path: self.old(false),
                 offset: self.offset(),
                 to: path,
@@ -312,29 +312,29 @@ impl Generator {
                 length,
             },
             20.. => self.fallocate(path),
-            0..=11 => Operation::Write {
+            0..=11 => Call::Write {
                 path,
                 at: At::Offset(offset),
                 length,
                 fill,
             },
-            12..=14 => Operation::Write {
+            12..=14 => Call::Write {
                 at: At::End,
                 length: length.min(self.room_behind(&path)),
                 path,
                 fill,
             },
-            15..=16 if self.mix.held_writes => Operation::WriteHeld {
+            15..=16 if self.mix.held_writes => Call::WriteHeld {
                 slot: self.slot(),
                 offset,
                 length,
                 fill,
             },
-            _ => Operation::Truncate { path, size: offset },
+            _ => Call::Truncate { path, size: offset },
         }
     }
 
-    fn fallocate(&mut self, path: String) -> Operation {
+    fn fallocate(&mut self, path: String) -> Call {
         let mode = *self.random.pick(&self.mix.ranges);
         let mut offset = self.offset();
         let mut length = *self.random.pick(&self.mix.lengths) as u64;
@@ -347,7 +347,7 @@ impl Generator {
             Fallocate::InsertRange => self.room_behind(&path) as u64 / 4096 * 4096,
             _ => self.mix.size_max.saturating_sub(offset),
         };
-        Operation::Fallocate {
+        Call::Fallocate {
             path,
             mode,
             offset,
@@ -361,44 +361,44 @@ impl Generator {
         self.mix.size_max.saturating_sub(size) as usize
     }
 
-    fn read_operation(&mut self) -> Operation {
+    fn read_operation(&mut self) -> Call {
         let directory = self.random.one_in(3);
         let path = self.old(directory);
         let (offset, length) = (self.offset(), *self.random.pick(&self.mix.lengths));
         match self.random.below(8) {
-            0..=2 => Operation::Read {
+            0..=2 => Call::Read {
                 path,
                 offset,
                 length,
             },
-            3 => Operation::ReadHeld {
+            3 => Call::ReadHeld {
                 slot: self.slot(),
                 offset,
                 length,
             },
-            4 => Operation::ReadLink { path },
-            5 => Operation::List { path },
-            _ => Operation::Stat { path },
+            4 => Call::ReadLink { path },
+            5 => Call::List { path },
+            _ => Call::Stat { path },
         }
     }
 
-    fn attribute_operation(&mut self) -> Operation {
+    fn attribute_operation(&mut self) -> Call {
         let directory = self.random.one_in(2);
         let path = self.old(directory);
         match self.random.below(10) {
             9 if self.mix.flags => self.flags(path),
             4..=5 => self.xattr(path),
             6..=8 => self.acl(path),
-            0 => Operation::SetOwner {
+            0 => Call::SetOwner {
                 path,
                 uid: self.random.below(3) as u32,
                 gid: self.random.below(3) as u32,
             },
-            1 => Operation::SetModified {
+            1 => Call::SetModified {
                 path,
                 modified_ns: self.random.next_number() as i64 >> 4,
             },
-            _ => Operation::SetPermissions {
+            _ => Call::SetPermissions {
                 path,
                 permissions: self.permissions(),
             },
@@ -406,15 +406,15 @@ impl Generator {
     }
 
     /// Sets a flag, or takes the one away that was set last.
-    fn flags(&mut self, path: String) -> Operation {
+    fn flags(&mut self, path: String) -> Call {
         let flags = FileFlags::default();
         if let Some(path) = self.flagged.take() {
-            return Operation::SetFlags { path, flags };
+            return Call::SetFlags { path, flags };
         }
         self.flagged = Some(path.clone());
         let immutable = self.random.one_in(2);
         let append_only = !immutable;
-        Operation::SetFlags {
+        Call::SetFlags {
             path,
             flags: FileFlags {
                 immutable,
@@ -423,11 +423,11 @@ impl Generator {
         }
     }
 
-    fn acl(&mut self, path: String) -> Operation {
+    fn acl(&mut self, path: String) -> Call {
         let is_default = self.random.one_in(2);
         if self.random.one_in(4) {
             let name = Acl::NAMES[usize::from(is_default)].to_string();
-            return Operation::RemoveXattr { path, name };
+            return Call::RemoveXattr { path, name };
         }
         let mut permissions = || self.random.below(8) as u32;
         let mut acl = Acl {
@@ -439,22 +439,22 @@ impl Generator {
         if self.random.one_in(3) {
             acl.mask = None;
         }
-        Operation::SetAcl {
+        Call::SetAcl {
             path,
             is_default,
             acl,
         }
     }
 
-    fn xattr(&mut self, path: String) -> Operation {
+    fn xattr(&mut self, path: String) -> Call {
         let name = self
             .random
             .pick(&["user.a", "user.b", "user.longer.name"])
             .to_string();
         if self.random.one_in(3) {
-            return Operation::RemoveXattr { path, name };
+            return Call::RemoveXattr { path, name };
         }
-        Operation::SetXattr {
+        Call::SetXattr {
             path,
             name,
             length: *self.random.pick(&[0, 1, 30, 200, 1200]),
@@ -468,21 +468,21 @@ impl Generator {
         }
     }
 
-    fn name_operation(&mut self) -> Operation {
+    fn name_operation(&mut self) -> Call {
         match self.random.below(43) {
-            40 if self.mix.unnamed => Operation::HoldUnnamed {
+            40 if self.mix.unnamed => Call::HoldUnnamed {
                 path: self.old(true),
                 slot: self.slot(),
                 exclusive: self.random.one_in(4),
             },
-            40..=41 => Operation::LinkHeld {
+            40..=41 => Call::LinkHeld {
                 slot: self.slot(),
                 to: self.new_path(false),
             },
             0..=9 => self.open(),
             10..=11 => self.make(false),
             12..=16 => self.make(true),
-            17..=18 => Operation::Symlink {
+            17..=18 => Call::Symlink {
                 target: self.random.pick(&self.mix.targets).clone(),
                 path: match self.random.below(3) {
                     0 => self.new_path(false),
@@ -490,26 +490,26 @@ impl Generator {
                     _ => "d/s".to_string(),
                 },
             },
-            19..=21 => Operation::Link {
+            19..=21 => Call::Link {
                 from: self.old(false),
                 to: self.new_path(false),
             },
-            22..=26 => Operation::Unlink {
+            22..=26 => Call::Unlink {
                 path: self.old(false),
             },
-            27..=29 => Operation::RemoveDirectory {
+            27..=29 => Call::RemoveDirectory {
                 path: self.old(true),
             },
             30..=35 => self.rename(),
-            36..=38 => Operation::Hold {
+            36..=38 => Call::Hold {
                 path: self.old(false),
                 slot: self.slot(),
             },
-            _ => Operation::Release { slot: self.slot() },
+            _ => Call::Release { slot: self.slot() },
         }
     }
 
-    fn open(&mut self) -> Operation {
+    fn open(&mut self) -> Call {
         let random = &mut self.random;
         let create = !random.one_in(8);
         let flags = OpenFlags {
@@ -524,28 +524,28 @@ impl Generator {
             directory: false,
             append: false,
         };
-        Operation::Open {
+        Call::Open {
             path: self.new_path(false),
             flags,
             permissions: self.permissions(),
         }
     }
 
-    fn make(&mut self, directory: bool) -> Operation {
+    fn make(&mut self, directory: bool) -> Call {
         let kinds = [FileKind::Regular, FileKind::Fifo, FileKind::Socket];
         let kind = if directory {
             FileKind::Directory
         } else {
             *self.random.pick(&kinds)
         };
-        Operation::Make {
+        Call::Make {
             path: self.new_path(directory),
             kind,
             permissions: self.permissions(),
         }
     }
 
-    fn rename(&mut self) -> Operation {
+    fn rename(&mut self) -> Call {
         let directory = self.random.one_in(3);
         let replaces = self.random.one_in(3);
         let modes = [
@@ -555,7 +555,7 @@ impl Generator {
             RenameMode::Exchange,
             RenameMode::Whiteout,
         ];
-        Operation::Rename {
+        Call::Rename {
             from: self.old(directory),
             to: if replaces {
                 self.old(directory)

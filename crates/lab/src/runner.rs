@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use crate::call::{Answer, Call, Errno, Outcome, System, agree};
 use crate::model::Model;
-use crate::operation::{Answer, Errno, Operation, Outcome, System, agree};
 use crate::random::{Generator, Mix};
 use crate::tree::snapshot;
 
@@ -31,7 +31,7 @@ pub trait Subject: System {
 #[derive(Clone, PartialEq, Eq)]
 pub enum Step {
     /// An operation; its answers are compared.
-    Do(Operation),
+    Do(Call),
     /// The whole trees are compared.
     Compare,
     /// The system is restarted, and the trees are compared.
@@ -92,7 +92,7 @@ pub fn run(
 pub fn compare_answers(
     system: &mut impl System,
     model: &mut Model,
-    operation: &Operation,
+    operation: &Call,
 ) -> Result<Answer, String> {
     let answer = system.apply(operation);
     let expected = match answer {
@@ -202,9 +202,9 @@ mod tests {
         struct Wrong(Model);
 
         impl System for Wrong {
-            fn apply(&mut self, operation: &Operation) -> Answer {
+            fn apply(&mut self, operation: &Call) -> Answer {
                 match operation {
-                    Operation::ReadLink { .. } => Ok(Outcome::Bytes(Vec::new())),
+                    Call::ReadLink { .. } => Ok(Outcome::Bytes(Vec::new())),
                     other => self.0.apply(other),
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use client::FileKind;
 
-use crate::operation::{Errno, Facts, Operation, Outcome, System, facts_agree};
+use crate::call::{Call, Errno, Facts, Outcome, System, facts_agree};
 
 /// All that can be seen of a file system: an object for each path, the root's being empty.
 #[derive(Clone, Debug, Default)]
@@ -132,7 +132,7 @@ struct Reader<'a, S> {
 }
 
 impl<S: System> Reader<'_, S> {
-    fn ask(&mut self, operation: &Operation) -> Result<Outcome, String> {
+    fn ask(&mut self, operation: &Call) -> Result<Outcome, String> {
         let answer = self.system.apply(operation);
         answer.map_err(|error: Errno| format!("{operation:?} fails: {error:?}"))
     }
@@ -140,7 +140,7 @@ impl<S: System> Reader<'_, S> {
     /// Reads the file at `path`, with the kind that its directory lists.
     fn read(&mut self, path: String, listed: Option<FileKind>) -> Result<(), String> {
         let name = if path.is_empty() { "/" } else { &path }.to_string();
-        let stat = Operation::Stat { path: name.clone() };
+        let stat = Call::Stat { path: name.clone() };
         let Outcome::Facts(number, facts) = self.ask(&stat)? else {
             return Err(format!("{name}: no attributes"));
         };
@@ -163,7 +163,7 @@ impl<S: System> Reader<'_, S> {
     }
 
     fn read_entries(&mut self, path: &str, name: String) -> Result<(), String> {
-        let Outcome::Names(names) = self.ask(&Operation::List { path: name })? else {
+        let Outcome::Names(names) = self.ask(&Call::List { path: name })? else {
             return Err(format!("{path}: no names"));
         };
         for (name, kind) in names {
@@ -180,12 +180,12 @@ impl<S: System> Reader<'_, S> {
     fn bytes(&mut self, name: &str, facts: &Facts) -> Result<Vec<u8>, String> {
         let path = name.to_string();
         let operation = match facts.kind {
-            FileKind::Regular => Operation::Read {
+            FileKind::Regular => Call::Read {
                 path,
                 offset: 0,
                 length: facts.size as usize + 1,
             },
-            FileKind::Symlink => Operation::ReadLink { path },
+            FileKind::Symlink => Call::ReadLink { path },
             _ => return Ok(Vec::new()),
         };
         match self.ask(&operation)? {
@@ -205,19 +205,19 @@ mod tests {
     use std::sync::atomic::AtomicI64;
 
     use super::*;
+    use crate::call::At;
     use crate::model::Model;
-    use crate::operation::At;
 
     #[test]
     fn a_difference_says_where_it_is() {
         let clock = Arc::new(AtomicI64::new(5));
         let mut model = Model::new(clock);
-        let open = Operation::Make {
+        let open = Call::Make {
             path: "a".into(),
             kind: FileKind::Regular,
             permissions: 0o600,
         };
-        let write = |fill| Operation::Write {
+        let write = |fill| Call::Write {
             path: "a".into(),
             at: At::Offset(0),
             length: 20,

@@ -6,48 +6,48 @@ use std::sync::Arc;
 use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 use pmem::Random;
 
+use crate::call::{Acl, At, Call, System};
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
-use crate::operation::{Acl, At, Operation, System};
 
 /// Bytes of the pool that the workloads run on: some 45 blocks are free, so that they are soon used again.
 pub const POOL_LENGTH: u64 = 384 << 10;
 
 /// A new file or directory.
-pub fn make(path: &str, kind: FileKind) -> Operation {
-    Operation::Make {
+pub fn make(path: &str, kind: FileKind) -> Call {
+    Call::Make {
         path: path.into(),
         kind,
         permissions: 0o644,
     }
 }
 
-fn symlink(target: &str, path: &str) -> Operation {
-    Operation::Symlink {
+fn symlink(target: &str, path: &str) -> Call {
+    Call::Symlink {
         target: target.into(),
         path: path.into(),
     }
 }
 
-fn link(from: &str, to: &str) -> Operation {
-    Operation::Link {
+fn link(from: &str, to: &str) -> Call {
+    Call::Link {
         from: from.into(),
         to: to.into(),
     }
 }
 
 /// A name taken away.
-pub fn unlink(path: &str) -> Operation {
-    Operation::Unlink { path: path.into() }
+pub fn unlink(path: &str) -> Call {
+    Call::Unlink { path: path.into() }
 }
 
-fn remove_directory(path: &str) -> Operation {
-    Operation::RemoveDirectory { path: path.into() }
+fn remove_directory(path: &str) -> Call {
+    Call::RemoveDirectory { path: path.into() }
 }
 
 /// A name moved.
-pub fn rename(from: &str, to: &str, mode: RenameMode) -> Operation {
-    Operation::Rename {
+pub fn rename(from: &str, to: &str, mode: RenameMode) -> Call {
+    Call::Rename {
         from: from.into(),
         to: to.into(),
         mode,
@@ -55,8 +55,8 @@ pub fn rename(from: &str, to: &str, mode: RenameMode) -> Operation {
 }
 
 /// A write; its fill follows from what and where it is.
-pub fn write(path: &str, offset: u64, length: usize) -> Operation {
-    Operation::Write {
+pub fn write(path: &str, offset: u64, length: usize) -> Call {
+    Call::Write {
         path: path.into(),
         at: At::Offset(offset),
         length,
@@ -65,8 +65,8 @@ pub fn write(path: &str, offset: u64, length: usize) -> Operation {
 }
 
 /// A write to the end of a file.
-pub fn append(path: &str, length: usize) -> Operation {
-    Operation::Write {
+pub fn append(path: &str, length: usize) -> Call {
+    Call::Write {
         path: path.into(),
         at: At::End,
         length,
@@ -75,16 +75,16 @@ pub fn append(path: &str, length: usize) -> Operation {
 }
 
 /// A new size.
-pub fn truncate(path: &str, size: u64) -> Operation {
-    Operation::Truncate {
+pub fn truncate(path: &str, size: u64) -> Call {
+    Call::Truncate {
         path: path.into(),
         size,
     }
 }
 
 /// A part of a file copied to a place of another one, or of it.
-pub fn copy((path, offset): (&str, u64), (to, to_offset): (&str, u64), length: usize) -> Operation {
-    Operation::CopyRange {
+pub fn copy((path, offset): (&str, u64), (to, to_offset): (&str, u64), length: usize) -> Call {
+    Call::CopyRange {
         path: path.into(),
         offset,
         to: to.into(),
@@ -94,8 +94,8 @@ pub fn copy((path, offset): (&str, u64), (to, to_offset): (&str, u64), length: u
 }
 
 /// Blocks of a file allocated, freed or moved.
-pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Operation {
-    Operation::Fallocate {
+pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Call {
+    Call::Fallocate {
         path: path.into(),
         mode,
         offset,
@@ -103,8 +103,8 @@ pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Opera
     }
 }
 
-fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
-    Operation::SetXattr {
+fn set_xattr(path: &str, name: &str, length: usize) -> Call {
+    Call::SetXattr {
         path: path.into(),
         name: name.into(),
         length,
@@ -113,8 +113,8 @@ fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
     }
 }
 
-fn set_flags(path: &str, immutable: bool, append_only: bool) -> Operation {
-    Operation::SetFlags {
+fn set_flags(path: &str, immutable: bool, append_only: bool) -> Call {
+    Call::SetFlags {
         path: path.into(),
         flags: FileFlags {
             immutable,
@@ -123,13 +123,13 @@ fn set_flags(path: &str, immutable: bool, append_only: bool) -> Operation {
     }
 }
 
-fn set_acl(path: &str, is_default: bool) -> Operation {
+fn set_acl(path: &str, is_default: bool) -> Call {
     let acl = Acl {
         mode: 0o640,
         users: vec![(7, 6)],
         mask: Some(4),
     };
-    Operation::SetAcl {
+    Call::SetAcl {
         path: path.into(),
         is_default,
         acl,
@@ -137,7 +137,7 @@ fn set_acl(path: &str, is_default: bool) -> Operation {
 }
 
 /// Fills all free blocks with data and frees them again: uncleared blocks become visible when they are used.
-fn soil() -> Vec<Operation> {
+fn soil() -> Vec<Call> {
     let mut operations = vec![make("soil", FileKind::Regular)];
     operations.extend((0..100).map(|block| write("soil", block * 4096, 4096)));
     operations.push(unlink("soil"));
@@ -146,7 +146,7 @@ fn soil() -> Vec<Operation> {
 
 /// Initial files of the workloads: `a` (three blocks and a bit), `b` (one block, also called `h`) and `d/f`, an empty
 /// directory `e`, and a symbolic link.
-pub fn preparation() -> Vec<Operation> {
+pub fn preparation() -> Vec<Call> {
     use FileKind::{Directory, Regular};
     let files = vec![
         make("d", Directory),
@@ -165,7 +165,7 @@ pub fn preparation() -> Vec<Operation> {
 }
 
 /// The same with free blocks in pieces of one, so that a longer run of freed blocks is allocated next.
-pub fn preparation_in_pieces() -> Vec<Operation> {
+pub fn preparation_in_pieces() -> Vec<Call> {
     let mut operations = preparation();
     operations.extend([make("x", FileKind::Regular), make("y", FileKind::Regular)]);
     for _ in 0..40 {
@@ -178,11 +178,11 @@ pub fn preparation_in_pieces() -> Vec<Operation> {
 }
 
 /// Every operation that the sequences are made of.
-pub fn operations() -> Vec<Operation> {
+pub fn operations() -> Vec<Call> {
     [names(), renames(), data(), ranges(), attributes()].concat()
 }
 
-fn names() -> Vec<Operation> {
+fn names() -> Vec<Call> {
     use FileKind::{Directory, Fifo, Regular};
     vec![
         make("n", Regular),
@@ -205,7 +205,7 @@ fn names() -> Vec<Operation> {
     ]
 }
 
-fn renames() -> Vec<Operation> {
+fn renames() -> Vec<Call> {
     use RenameMode::{Exchange, NoReplace, Replace, Whiteout};
     vec![
         rename("a", "n", Replace),
@@ -224,7 +224,7 @@ fn renames() -> Vec<Operation> {
     ]
 }
 
-fn data() -> Vec<Operation> {
+fn data() -> Vec<Call> {
     vec![
         write("a", 10, 100),
         write("a", 4090, 20),
@@ -255,7 +255,7 @@ fn data() -> Vec<Operation> {
     ]
 }
 
-fn ranges() -> Vec<Operation> {
+fn ranges() -> Vec<Call> {
     use Fallocate::*;
     let grow = Allocate { keep_size: false };
     let zero = ZeroRange { keep_size: false };
@@ -271,33 +271,33 @@ fn ranges() -> Vec<Operation> {
     ]
 }
 
-fn attributes() -> Vec<Operation> {
+fn attributes() -> Vec<Call> {
     let open = |truncate, create| OpenFlags {
         truncate,
         create,
         ..OpenFlags::WRITE
     };
     vec![
-        Operation::Open {
+        Call::Open {
             path: "a".into(),
             flags: open(true, false),
             permissions: 0,
         },
-        Operation::Open {
+        Call::Open {
             path: "n".into(),
             flags: open(true, true),
             permissions: 0o600,
         },
-        Operation::SetPermissions {
+        Call::SetPermissions {
             path: "a".into(),
             permissions: 0o4711,
         },
-        Operation::SetOwner {
+        Call::SetOwner {
             path: "b".into(),
             uid: 7,
             gid: 8,
         },
-        Operation::SetModified {
+        Call::SetModified {
             path: "d".into(),
             modified_ns: 12_345,
         },
@@ -309,30 +309,30 @@ fn attributes() -> Vec<Operation> {
         set_acl("a", false),
         set_acl("d", true),
         set_acl("e", true),
-        Operation::RemoveXattr {
+        Call::RemoveXattr {
             path: "b".into(),
             name: "user.old".into(),
         },
-        Operation::Hold {
+        Call::Hold {
             path: "a".into(),
             slot: 0,
         },
-        Operation::HoldUnnamed {
+        Call::HoldUnnamed {
             path: "d".into(),
             slot: 0,
             exclusive: false,
         },
-        Operation::LinkHeld {
+        Call::LinkHeld {
             slot: 0,
             to: "n".into(),
         },
-        Operation::WriteHeld {
+        Call::WriteHeld {
             slot: 0,
             offset: 3000,
             length: 9000,
             fill: 3,
         },
-        Operation::Release { slot: 0 },
+        Call::Release { slot: 0 },
     ]
 }
 
@@ -349,7 +349,7 @@ pub fn single() -> Vec<Workload> {
 /// Every sequence of two operations, explored during and after the second.
 pub fn pairs() -> Vec<Workload> {
     let all = operations();
-    let pair = |first: &Operation, second: &Operation| Workload {
+    let pair = |first: &Call, second: &Call| Workload {
         operations: vec![first.clone(), second.clone()],
         explored_from: 1,
         close: false,
@@ -380,7 +380,7 @@ pub fn overwritten_blocks(seed: u64, count: usize) -> Workload {
         let path = if random.below(3) == 0 { "b" } else { "a" };
         let block = random.below(3) as u64 * 4096;
         let fill = operations.len() as u64 + 1;
-        let overwrite = Operation::Write {
+        let overwrite = Call::Write {
             path: path.into(),
             at: At::Offset(block),
             length: 4096,
@@ -410,7 +410,7 @@ pub fn overwritten_blocks(seed: u64, count: usize) -> Workload {
 pub const POOL_LENGTH_EXTENTS: u64 = 1408 << 10;
 
 /// A file `a` of more extents than one record frees.
-pub fn preparation_of_many_extents() -> Vec<Operation> {
+pub fn preparation_of_many_extents() -> Vec<Call> {
     let mut operations = vec![make("a", FileKind::Regular), make("b", FileKind::Regular)];
     operations.extend((0..135).map(|block| write("a", block * 8192, 4096)));
     operations
@@ -418,11 +418,11 @@ pub fn preparation_of_many_extents() -> Vec<Operation> {
 
 /// Operations that remove many extents, or lengthen the tree of them.
 pub fn many_extents() -> Vec<Workload> {
-    let hold = Operation::Hold {
+    let hold = Call::Hold {
         path: "a".into(),
         slot: 0,
     };
-    let release = Operation::Release { slot: 0 };
+    let release = Call::Release { slot: 0 };
     let sequences = [
         vec![unlink("a")],
         vec![truncate("a", 0)],
@@ -448,7 +448,7 @@ fn long_name(number: usize) -> String {
 }
 
 /// Files with names that take several leaves.
-pub fn preparation_of_leaves() -> Vec<Operation> {
+pub fn preparation_of_leaves() -> Vec<Call> {
     let file = |number| make(&long_name(number), FileKind::Regular);
     (0..40).map(file).collect()
 }
@@ -467,7 +467,7 @@ pub fn renames_between_leaves() -> Workload {
 }
 
 /// Two operations on different files, for two threads: each of the first with each of the second.
-pub fn stages() -> [Vec<Operation>; 2] {
+pub fn stages() -> [Vec<Call>; 2] {
     let first = vec![
         write("a", 10, 100),
         write("a", 0, 12_288),
@@ -492,7 +492,7 @@ pub fn stages() -> [Vec<Operation>; 2] {
 }
 
 /// The same for files that share blocks.
-pub fn stages_of_shared_blocks() -> [Vec<Operation>; 2] {
+pub fn stages_of_shared_blocks() -> [Vec<Call>; 2] {
     let first = vec![
         write("a", 10, 100),
         write("a", 0, 12_288),
@@ -511,7 +511,7 @@ pub fn stages_of_shared_blocks() -> [Vec<Operation>; 2] {
 }
 
 /// The result of [`preparation`], with the blocks of one file in two others.
-pub fn preparation_of_shared_blocks() -> Vec<Operation> {
+pub fn preparation_of_shared_blocks() -> Vec<Call> {
     let copies = ["b", "d/f"].map(|to| copy(("a", 0), (to, 0), 12_388));
     [preparation(), copies.to_vec()].concat()
 }
@@ -526,7 +526,7 @@ pub fn duet(seed: u64, count: usize) -> Duet {
 }
 
 /// One thread's operations: those of a random sequence that succeed in the model.
-fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) -> Vec<Operation> {
+fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) -> Vec<Call> {
     let mut model = Model::new(Arc::default());
     for operation in preparation_of_shared_blocks() {
         // Operations that cannot fail without the pool's bound do not fail.

@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use client::{FileKind, Geometry};
+use lab::call::Call;
 use lab::damage;
 use lab::explorer::{
     Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, in_parallel,
 };
-use lab::operation::Operation;
 use lab::random::Mix;
 use lab::workloads::{POOL_LENGTH, append, copy, make, preparation, preparation_in_pieces, rename};
 use lab::workloads::{unlink, write};
@@ -30,12 +30,12 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(4)..].join("\n")
 }
 
-fn prepare(operations: &[Operation]) -> Prepared {
+fn prepare(operations: &[Call]) -> Prepared {
     Prepared::new(POOL_LENGTH, &Geometry::small(), operations).expect("the pool is prepared")
 }
 
 /// A few operations of each sort, one after the other.
-fn assorted() -> Vec<Operation> {
+fn assorted() -> Vec<Call> {
     vec![
         write("a", 10, 100),
         make("n", FileKind::Regular),
@@ -47,11 +47,11 @@ fn assorted() -> Vec<Operation> {
     ]
 }
 
-fn run(defects: Defects, operations: &[Operation]) -> Result {
+fn run(defects: Defects, operations: &[Call]) -> Result {
     run_on(&prepare(&preparation()), defects, operations)
 }
 
-fn run_on(prepared: &Prepared, defects: Defects, operations: &[Operation]) -> Result {
+fn run_on(prepared: &Prepared, defects: Defects, operations: &[Call]) -> Result {
     let workload = Workload {
         operations: operations.to_vec(),
         explored_from: 0,
@@ -61,7 +61,7 @@ fn run_on(prepared: &Prepared, defects: Defects, operations: &[Operation]) -> Re
 }
 
 /// Stops the first operation at each of its fences while the second continues.
-fn stage(prepared: &Prepared, defects: Defects, first: &Operation, second: &Operation) -> Result {
+fn stage(prepared: &Prepared, defects: Defects, first: &Call, second: &Call) -> Result {
     let mut explorer = Explorer::new(POOL_LENGTH, Bounds::default(), defects)?;
     let mut fence = 0;
     while explorer.explore_stage(prepared, first, second, fence)? {
@@ -290,7 +290,7 @@ fn orphans_that_nobody_knows() {
         ..Defects::default()
     };
     let path = "a".to_string();
-    let operations = [Operation::Hold { path, slot: 0 }, unlink("a")];
+    let operations = [Call::Hold { path, slot: 0 }, unlink("a")];
     expect_objection(defects, |defects| run(defects, &operations));
 }
 

@@ -4,11 +4,11 @@
 use std::time::Instant;
 
 use client::{FileKind, Geometry};
+use lab::call::Call;
 use lab::explorer::{
     Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, explore_format,
     explore_grow, in_parallel,
 };
-use lab::operation::Operation;
 use lab::random::Mix;
 use lab::runner::shrink;
 use lab::workloads;
@@ -23,7 +23,7 @@ fn factor() -> usize {
     }
 }
 
-fn prepare(operations: &[Operation]) -> Prepared {
+fn prepare(operations: &[Call]) -> Prepared {
     Prepared::new(workloads::POOL_LENGTH, &Geometry::small(), operations)
         .expect("the pool is prepared")
 }
@@ -243,7 +243,7 @@ fn two_operations_on_shared_blocks() {
 }
 
 /// Each of two operations is stopped at each of its fences while the other comes as far as its own.
-fn explore_stages(what: &str, pools: &[Prepared], [first, second]: [Vec<Operation>; 2]) {
+fn explore_stages(what: &str, pools: &[Prepared], [first, second]: [Vec<Call>; 2]) {
     let bounds = Bounds {
         images: 48 * factor(),
         ..Bounds::default()

@@ -9,7 +9,7 @@ use std::time::Instant;
 use client::{
     Attributes, Error, FileKind, FileSystem, Geometry, NewInode, ROOT, RenameMode, WriteAt,
 };
-use lab::cluster::history::{History, Id, Key, Operation, Outcome};
+use lab::cluster::history::{History, Id, Invocation, Key, Response};
 use lab::pool::Pool;
 use pmem::Random;
 
@@ -70,7 +70,7 @@ impl Scene {
         what(&mut history, now)
     }
 
-    fn invoke<const N: usize>(&self, client: u32, asked: [(Key, Operation); N]) -> [Id; N] {
+    fn invoke<const N: usize>(&self, client: u32, asked: [(Key, Invocation); N]) -> [Id; N] {
         self.note(|history, now| asked.map(|(key, it)| history.invoke(client, key, it, now)))
     }
 
@@ -78,8 +78,8 @@ impl Scene {
     fn tell(
         &self,
         client: u32,
-        (key, asked): (Key, Operation),
-        run: impl FnOnce() -> Result<Outcome, Error>,
+        (key, asked): (Key, Invocation),
+        run: impl FnOnce() -> Result<Response, Error>,
     ) -> Result<(), Error> {
         let [id] = self.invoke(client, [(key, asked)]);
         let outcome = run()?;
@@ -91,46 +91,46 @@ impl Scene {
         let number = self.files[which];
         let mut data = value.to_le_bytes().repeat(LENGTHS[which].div_ceil(8));
         data.truncate(LENGTHS[which]);
-        self.tell(client, (file(number), Operation::Write(value)), || {
+        self.tell(client, (file(number), Invocation::Write(value)), || {
             let at = WriteAt::Offset(0);
             let written = self.file_system.write(number, at, &data)?;
             assert_eq!(written.length, data.len());
-            Ok(Outcome::Written)
+            Ok(Response::Written)
         })
     }
 
     fn read(&self, client: u32, which: usize) -> Result<(), Error> {
         let number = self.files[which];
         let mut data = vec![0; LENGTHS[which]];
-        self.tell(client, (file(number), Operation::Read), || {
+        self.tell(client, (file(number), Invocation::Read), || {
             let read = self.file_system.read(number, 0, &mut data)?;
             assert_eq!(read, data.len());
-            Ok(Outcome::Value(value(&data)))
+            Ok(Response::Value(value(&data)))
         })
     }
 
     /// Makes, removes or finds a name.
-    fn name(&self, client: u32, asked: Operation, place: DirectoryName) -> Result<(), Error> {
+    fn name(&self, client: u32, asked: Invocation, place: DirectoryName) -> Result<(), Error> {
         let (directory, name) = (self.directories[place.directory], place.name());
         let file_system = &self.file_system;
         self.tell(client, (place.key(), asked), || match asked {
-            Operation::Create => {
+            Invocation::Create => {
                 let new = NewInode::new(FileKind::Regular, 0o644);
                 let made = file_system.create(directory, &name, &new);
-                answer(made, libc::EEXIST, Outcome::Exists, |it| {
-                    Outcome::Made(identity(&it))
+                answer(made, libc::EEXIST, Response::Exists, |it| {
+                    Response::Made(identity(&it))
                 })
             }
-            Operation::Remove => {
+            Invocation::Remove => {
                 let removed = file_system.unlink(directory, &name);
-                answer(removed, libc::ENOENT, Outcome::Missing, |()| {
-                    Outcome::Removed
+                answer(removed, libc::ENOENT, Response::Missing, |()| {
+                    Response::Removed
                 })
             }
             _ => {
                 let found = file_system.lookup(directory, &name);
-                answer(found, libc::ENOENT, Outcome::Missing, |it| {
-                    Outcome::Found(identity(&it))
+                answer(found, libc::ENOENT, Response::Missing, |it| {
+                    Response::Found(identity(&it))
                 })
             }
         })
@@ -138,21 +138,21 @@ impl Scene {
 
     fn rename(&self, client: u32, from: DirectoryName, to: DirectoryName) -> Result<(), Error> {
         let asked = [
-            (from.key(), Operation::Remove),
-            (to.key(), Operation::Place),
+            (from.key(), Invocation::Remove),
+            (to.key(), Invocation::Place),
         ];
         let [gone, placed] = self.invoke(client, asked);
         let [old, new] = [from, to].map(|it| self.directories[it.directory]);
         let (name, new_name) = (from.name(), to.name());
         let mode = RenameMode::Replace;
         let renamed = self.file_system.rename(old, &name, new, &new_name, mode);
-        let outcome = answer(renamed, libc::ENOENT, Outcome::Missing, |()| {
-            Outcome::Removed
+        let outcome = answer(renamed, libc::ENOENT, Response::Missing, |()| {
+            Response::Removed
         })?;
         self.note(|history, now| {
             history.complete(gone, outcome, now);
             match outcome {
-                Outcome::Removed => history.complete(placed, Outcome::Placed, now),
+                Response::Removed => history.complete(placed, Response::Placed, now),
                 _ => history.withdraw(placed),
             }
         });
@@ -167,9 +167,9 @@ impl Scene {
             match random.below(10) {
                 0..2 => self.write(client, which, u64::from(client + 1) << 32 | count)?,
                 2..4 => self.read(client, which)?,
-                4 | 5 => self.name(client, Operation::Create, place)?,
-                6 => self.name(client, Operation::Remove, place)?,
-                7 => self.name(client, Operation::Lookup, place)?,
+                4 | 5 => self.name(client, Invocation::Create, place)?,
+                6 => self.name(client, Invocation::Remove, place)?,
+                7 => self.name(client, Invocation::Lookup, place)?,
                 _ => match DirectoryName::random(&mut random) {
                     to if to == place => thread::yield_now(),
                     to => self.rename(client, place, to)?,
@@ -234,9 +234,9 @@ fn identity(attributes: &Attributes) -> u64 {
 fn answer<T>(
     result: Result<T, Error>,
     usual: i32,
-    otherwise: Outcome,
-    outcome: impl FnOnce(T) -> Outcome,
-) -> Result<Outcome, Error> {
+    otherwise: Response,
+    outcome: impl FnOnce(T) -> Response,
+) -> Result<Response, Error> {
     match result {
         Ok(it) => Ok(outcome(it)),
         Err(error) if error.errno() == usual => Ok(otherwise),

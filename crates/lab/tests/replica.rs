@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use client::{FileSystem, Geometry};
+use lab::call::System;
 use lab::embedded::Embedded;
 use lab::explorer::{Prepared, Recorder};
-use lab::operation::System;
 use lab::random::{Generator, Mix};
 use lab::reachable::{Part, difference};
 use lab::workloads::{POOL_LENGTH, preparation};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use client::{FileKind, FileSystem, Geometry};
+use lab::call::{Call, Errno, System};
 use lab::embedded::Embedded;
-use lab::operation::{Errno, Operation, System};
 use lab::pool::Pool;
 use lab::random::{Generator, Mix};
 use lab::runner::Subject;
@@ -43,11 +43,7 @@ const USUAL: [i32; 14] = [
 /// Operations after which the threads wait for each other.
 const STEP: usize = 8;
 
-fn work(
-    file_system: FileSystem,
-    operations: &[Operation],
-    step: &Barrier,
-) -> Result<usize, String> {
+fn work(file_system: FileSystem, operations: &[Call], step: &Barrier) -> Result<usize, String> {
     let mut system = Embedded::new(file_system);
     let mut result = Ok(0);
     for operations in operations.chunks(STEP) {
@@ -62,7 +58,7 @@ fn work(
     result
 }
 
-fn work_on(system: &mut Embedded, operations: &[Operation]) -> Result<usize, String> {
+fn work_on(system: &mut Embedded, operations: &[Call]) -> Result<usize, String> {
     let mut succeeded = 0;
     for operation in operations {
         match system.apply(operation) {
@@ -76,12 +72,12 @@ fn work_on(system: &mut Embedded, operations: &[Operation]) -> Result<usize, Str
 }
 
 /// Long runs nest directories with long names so deep that paths become longer than any may be.
-fn may_have_a_long_path(operation: &Operation) -> bool {
+fn may_have_a_long_path(operation: &Call) -> bool {
     format!("{operation:?}").len() >= libc::PATH_MAX as usize
 }
 
 /// One sequence, distributed over the threads in order: while they keep pace, most operations succeed.
-fn deal(mix: &Mix, seed: u64) -> [Vec<Operation>; THREADS] {
+fn deal(mix: &Mix, seed: u64) -> [Vec<Call>; THREADS] {
     let mut generator = Generator::new(seed, mix);
     let mut hands = [const { Vec::new() }; THREADS];
     for _ in 0..operations() {
@@ -205,27 +201,27 @@ fn a_directory_that_goes_while_it_is_used() {
     let file_system = pool.file_system().unwrap();
     let path = || "d".to_owned();
     let comes_and_goes = [
-        Operation::Make {
+        Call::Make {
             path: path(),
             kind: FileKind::Directory,
             permissions: 0o755,
         },
-        Operation::RemoveDirectory { path: path() },
+        Call::RemoveDirectory { path: path() },
     ];
     let used = [
-        Operation::List { path: path() },
-        Operation::Stat { path: path() },
-        Operation::Make {
+        Call::List { path: path() },
+        Call::Stat { path: path() },
+        Call::Make {
             path: "d/pipe".into(),
             kind: FileKind::Fifo,
             permissions: 0o644,
         },
-        Operation::Unlink {
+        Call::Unlink {
             path: "d/pipe".into(),
         },
     ];
     let is_over = AtomicBool::new(false);
-    let repeat = |hand: &[Operation], is_enough: fn(usize, usize) -> bool| {
+    let repeat = |hand: &[Call], is_enough: fn(usize, usize) -> bool| {
         let mut system = Embedded::new(file_system.clone());
         let (mut rounds, mut succeeded) = (0, 0);
         let mut result = Ok(());

@@ -85,7 +85,7 @@ pub enum Error {
         /// The device.
         device: String,
     },
-    /// Work was posted to a full queue.
+    /// A request was posted to a full queue.
     #[error("the queue is full after {posted} of the requests; wait for completions")]
     QueueFull {
         /// Requests that were posted, and will complete.

@@ -37,4 +37,4 @@ pub use memory::{Domain, Piece, Registration, Remote, Rights};
 pub use multicast::{Attached, GROUP_KEY, GROUP_QUEUE_PAIR, Group};
 pub use queue_pair::{Patience, Peer, QueuePair, Queues, State};
 pub use shared::SharedReceiveQueue;
-pub use work::{Data, Operation, PIECES_MAX, Receive, Request};
+pub use work::{Data, PIECES_MAX, Receive, Request, Verb};

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::work::{
-    self, Data, Entry, NO_PIECE, Operation, PIECES_MAX, Pieces, Posted, Receive, Request,
+    self, Data, Entry, NO_PIECE, PIECES_MAX, Pieces, Posted, Receive, Request, Verb,
 };
 use crate::{Error, QueuePair, SharedReceiveQueue, ffi};
 
@@ -113,7 +113,7 @@ impl SendList {
     /// lists. The memory that it names must be registered until it completes, or the device refuses it.
     #[inline]
     pub fn push(&mut self, request: &Request<'_>) {
-        let is_datagram = matches!(request.operation, Operation::SendTo { .. });
+        let is_datagram = matches!(request.operation, Verb::SendTo { .. });
         assert!(
             !is_datagram && self.pair.is_reliable(),
             "a list of requests is for connections"
@@ -123,7 +123,7 @@ impl SendList {
         let inline = &mut self.inline;
         self.list.push(|entry, pieces| {
             work::fill_send(request, inline_max, entry, pieces);
-            if let Operation::Send { data, .. } | Operation::Write { data, .. } = request.operation
+            if let Verb::Send { data, .. } | Verb::Write { data, .. } = request.operation
                 && let Data::Inline(bytes) = data
             {
                 let copy = &mut inline[start..start + bytes.len()];

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::device::{Gid, mtu_of_bytes};
-use crate::work::{self, Operation, PIECES_MAX, Receive, Request};
+use crate::work::{self, PIECES_MAX, Receive, Request, Verb};
 use crate::{CompletionQueue, Domain, Error, SharedReceiveQueue, ffi};
 
 /// The queues of a queue pair.
@@ -371,7 +371,7 @@ impl QueuePair {
 
     /// Posts requests, in this order. Panics if one has more bytes inline than fit, or more pieces than
     /// [`PIECES_MAX`](crate::PIECES_MAX), or if it is not for this kind of pair: those for datagrams take
-    /// [`Operation::SendTo`], and they only.
+    /// [`Verb::SendTo`], and they only.
     ///
     /// # Errors
     /// [`Error::QueueFull`], [`Error::System`].
@@ -381,7 +381,7 @@ impl QueuePair {
             requests,
             |request, entry, pieces| {
                 // The library takes from a request what its pair's kind has there, such as an address.
-                let is_datagram = matches!(request.operation, Operation::SendTo { .. });
+                let is_datagram = matches!(request.operation, Verb::SendTo { .. });
                 assert_eq!(
                     is_datagram,
                     matches!(self.kind, Kind::Datagram { .. }),

@@ -24,12 +24,12 @@ pub struct Request<'a> {
     /// Whether it waits until reads and atomic operations before it are done.
     pub fenced: bool,
     /// The operation.
-    pub operation: Operation<'a>,
+    pub operation: Verb<'a>,
 }
 
-/// Operation of a request.
+/// The RDMA verb of a request, with its arguments.
 #[derive(Clone, Copy, Debug)]
-pub enum Operation<'a> {
+pub enum Verb<'a> {
     /// Sends a message, with a word beside it if wanted.
     Send {
         /// Data to send.
@@ -221,11 +221,11 @@ pub(crate) fn fill_send(
         entry.send_flags |= ffi::IBV_SEND_FENCE;
     }
     match request.operation {
-        Operation::Send { data, immediate } => {
+        Verb::Send { data, immediate } => {
             entry.opcode = with_immediate(entry, ffi::IBV_WR_SEND, immediate);
             fill_data(data, inline_max, entry, pieces);
         }
-        Operation::SendTo {
+        Verb::SendTo {
             data,
             immediate,
             address,
@@ -240,7 +240,7 @@ pub(crate) fn fill_send(
             };
             fill_data(data, inline_max, entry, pieces);
         }
-        Operation::Write {
+        Verb::Write {
             data,
             remote,
             immediate,
@@ -249,12 +249,12 @@ pub(crate) fn fill_send(
             entry.wr = rdma(remote);
             fill_data(data, inline_max, entry, pieces);
         }
-        Operation::Read { into, remote } => {
+        Verb::Read { into, remote } => {
             entry.opcode = ffi::IBV_WR_RDMA_READ;
             entry.wr = rdma(remote);
             entry.num_sge = fill_pieces(into, pieces);
         }
-        Operation::CompareAndSwap {
+        Verb::CompareAndSwap {
             into,
             remote,
             expected,
@@ -264,7 +264,7 @@ pub(crate) fn fill_send(
             entry.wr = atomic(remote, expected, new);
             entry.num_sge = fill_word(into, pieces);
         }
-        Operation::FetchAndAdd { into, remote, add } => {
+        Verb::FetchAndAdd { into, remote, add } => {
             entry.opcode = ffi::IBV_WR_ATOMIC_FETCH_AND_ADD;
             entry.wr = atomic(remote, add, 0);
             entry.num_sge = fill_word(into, pieces);

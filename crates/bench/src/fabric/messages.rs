@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fabric::{EndpointId, Operation, Options, Provider, Source, WorkRequest};
+use fabric::{EndpointId, Options, Provider, Source, Work, WorkRequest};
 use rustix::event::epoll;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -119,7 +119,7 @@ impl Many {
             }
             Ok(())
         };
-        let note = Operation::Send {
+        let note = Work::Send {
             from: Source::Inline(&[7; BYTES]),
             immediate: None,
         };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric::{Operation, Provider, Source, WorkRequest};
+use fabric::{Provider, Source, Work, WorkRequest};
 
 use super::raw::{RawMemory, RawSocket};
 use super::{End, Ends, Placement, device, options, with_far};
@@ -98,7 +98,7 @@ pub(super) fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64,
         to_far,
         to_near,
     } = ends;
-    let note = Operation::Send {
+    let note = Work::Send {
         from: Source::Inline(&[7; BYTES]),
         immediate: None,
     };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fabric::buffers::Class;
 use fabric::{
-    Access, Operation, Options, Pool, Provider, Registration, RemoteRegion, Source, WorkRequest,
+    Access, Options, Pool, Provider, Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 
 use super::{End, Ends, Placement, device, memory, with_far};
@@ -169,21 +169,21 @@ impl Ways {
         } = ends;
         let pieces = [data.piece(0, size)];
         let there = match way {
-            Way::Message => Operation::Send {
+            Way::Message => Work::Send {
                 from: Source::Pieces(&pieces),
                 immediate: None,
             },
-            Way::Pushed => Operation::Write {
+            Way::Pushed => Work::Write {
                 from: Source::Pieces(&pieces),
                 to: far_for_near.at(0),
                 immediate: Some(1),
             },
-            Way::Pulled => Operation::Send {
+            Way::Pulled => Work::Send {
                 from: Source::Inline(&[0; 32]),
                 immediate: Some(2),
             },
         };
-        let answer = Operation::Send {
+        let answer = Work::Send {
             from: Source::Inline(&[0; 8]),
             immediate: None,
         };
@@ -192,7 +192,7 @@ impl Ways {
                 await_message(far)?;
                 if way == Way::Pulled {
                     let into = [place.piece(0, size)];
-                    let read = Operation::Read {
+                    let read = Work::Read {
                         into: &into,
                         from: near_for_far.at(0),
                     };

@@ -3,9 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use fabric::{
-    Access, EndpointId, Operation, Provider, Registration, RemoteRegion, Source, WorkRequest,
-};
+use fabric::{Access, EndpointId, Provider, Registration, RemoteRegion, Source, Work, WorkRequest};
 
 use super::raw::RawSocket;
 use super::{End, Ends, Placement, device, memory, options, with_far};
@@ -165,11 +163,11 @@ pub fn carry_out(
     let pieces = [place.near.piece(0, place.size as u32)];
     let at = place.remote.at(offset);
     let operation = match place.reads {
-        true => Operation::Read {
+        true => Work::Read {
             into: &pieces,
             from: at,
         },
-        false => Operation::Write {
+        false => Work::Write {
             from: Source::Pieces(&pieces),
             to: at,
             immediate: None,
@@ -203,7 +201,7 @@ pub fn served<T: Send>(
         let result = act(near);
         stop.store(true, Ordering::Release);
         // So that it wakes up.
-        let last = Operation::Send {
+        let last = Work::Send {
             from: Source::Inline(b""),
             immediate: None,
         };

@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lab::cluster::history::{History, Id, Key, Operation, Outcome};
+use lab::cluster::history::{History, Id, Invocation, Key, Response};
 use pmem::Random;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -260,20 +260,20 @@ impl Work {
                 self.note(
                     client,
                     entry,
-                    Operation::Create,
+                    Invocation::Create,
                     || match rustix::fs::symlink(value.to_string(), &path) {
-                        Err(Errno::EXIST) => Ok(Outcome::Exists),
-                        made => Ok(made.map(|()| Outcome::Made(value))?),
+                        Err(Errno::EXIST) => Ok(Response::Exists),
+                        made => Ok(made.map(|()| Response::Made(value))?),
                     },
                 )
             }
             8 => self.note(
                 client,
                 entry,
-                Operation::Remove,
+                Invocation::Remove,
                 || match rustix::fs::unlink(&path) {
-                    Err(Errno::NOENT) => Ok(Outcome::Missing),
-                    removed => Ok(removed.map(|()| Outcome::Removed)?),
+                    Err(Errno::NOENT) => Ok(Response::Missing),
+                    removed => Ok(removed.map(|()| Response::Removed)?),
                 },
             ),
             _ => self.look_up(client, root, name),
@@ -285,8 +285,8 @@ impl Work {
         &self,
         client: u32,
         key: Key,
-        operation: Operation,
-        act: impl FnOnce() -> Result<Outcome, io::Error>,
+        operation: Invocation,
+        act: impl FnOnce() -> Result<Response, io::Error>,
     ) -> bool {
         self.note_as(client, key, operation, || {
             act().map_err(|error| match Errno::from_io_error(&error) {
@@ -302,8 +302,8 @@ impl Work {
         &self,
         client: u32,
         key: Key,
-        operation: Operation,
-        act: impl FnOnce() -> Result<Outcome, Failed>,
+        operation: Invocation,
+        act: impl FnOnce() -> Result<Response, Failed>,
     ) -> Result<Option<(Id, u64)>, io::Error> {
         self.begun.fetch_add(1, Ordering::Relaxed);
         let id = {
@@ -337,10 +337,10 @@ impl Work {
         let Ok(open) = open(root, file) else {
             return false;
         };
-        let written = self.note_as(client, key, Operation::Write(value), || {
+        let written = self.note_as(client, key, Invocation::Write(value), || {
             let offset = block * BLOCK as u64;
             match open.write_at(&Aligned::of(value).0, offset) {
-                Ok(BLOCK) => Ok(Outcome::Written),
+                Ok(BLOCK) => Ok(Response::Written),
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::NOSPC) => {
                     Err(Failed::Before)
                 }
@@ -365,11 +365,11 @@ impl Work {
         let Ok(open) = open(root, file) else {
             return false;
         };
-        self.note(client, key, Operation::Read, || {
+        self.note(client, key, Invocation::Read, || {
             let mut found = Aligned::of(0);
             open.read_exact_at(&mut found.0, block * BLOCK as u64)?;
             let value = found.value();
-            Ok(Outcome::Value(value.unwrap_or_else(|| {
+            Ok(Response::Value(value.unwrap_or_else(|| {
                 panic!("{key}: parts of different writes: {:?}", &found.0[..16])
             })))
         })
@@ -399,13 +399,13 @@ impl Work {
 
     fn look_up(&self, client: u32, root: &Path, name: u64) -> bool {
         let entry = Key::Entry { directory: 0, name };
-        self.note(client, entry, Operation::Lookup, || {
+        self.note(client, entry, Invocation::Lookup, || {
             match fs::read_link(root.join(format!("n{name}"))) {
                 Ok(target) => {
                     let target = target.to_str().and_then(|text| text.parse().ok());
-                    Ok(Outcome::Found(target.expect("a number")))
+                    Ok(Response::Found(target.expect("a number")))
                 }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::Missing),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Response::Missing),
                 Err(error) => Err(error),
             }
         })

@@ -1,15 +1,15 @@
 //! Violations and ends.
 
 use fabric::{
-    Access, Error, Failure, Operation, Options, Parameters, Proves, Queue, Refusal, Role, Source,
+    Access, Error, Failure, Options, Parameters, Proves, Queue, Refusal, Role, Source, Work,
     WorkRequest,
 };
 use fabric_simulation::wrappers::Faults;
 
 use super::{Faulty, Pair, Random, Setup, peer};
 
-fn write(to: fabric::Remote) -> Operation<'static> {
-    Operation::Write {
+fn write(to: fabric::Remote) -> Work<'static> {
+    Work::Write {
         from: Source::Inline(b"12345678"),
         to,
         immediate: None,
@@ -37,26 +37,26 @@ pub fn requests_that_cannot_be_are_refused_before_they_leave(setup: &dyn Setup) 
         );
     };
     refused(write(remote.at(0)));
-    refused(Operation::FetchAndAdd {
+    refused(Work::FetchAndAdd {
         at: remote.at(0),
         addend: 1,
     });
     for offset in [4081, 4096, u64::MAX - 3] {
-        refused(Operation::Read {
+        refused(Work::Read {
             into: &words,
             from: remote.at(offset),
         });
     }
-    refused(Operation::Read {
+    refused(Work::Read {
         into: &too_many,
         from: remote.at(0),
     });
-    refused(Operation::Send {
+    refused(Work::Send {
         from: Source::Pieces(&too_long),
         immediate: None,
     });
     let bytes = vec![0; longest as usize + 1];
-    refused(Operation::Send {
+    refused(Work::Send {
         from: Source::Inline(&bytes),
         immediate: None,
     });
@@ -98,7 +98,7 @@ pub fn a_descriptor_that_lies_ends_the_endpoint(setup: &dyn Setup) {
         let pieces = [into.piece(0, 8)];
         let operation = match export_access {
             Access::ALL => write(remote.at(0)),
-            _ => Operation::Read {
+            _ => Work::Read {
                 into: &pieces,
                 from: remote.at(remote.length() - 8),
             },
@@ -106,7 +106,7 @@ pub fn a_descriptor_that_lies_ends_the_endpoint(setup: &dyn Setup) {
         pair.post(WorkRequest::new(1, operation));
         // Requests posted after it may have been refused already.
         let to_far = pair.to_far;
-        let behind = Operation::Send {
+        let behind = Work::Send {
             from: Source::Inline(b"behind"),
             immediate: None,
         };
@@ -119,7 +119,7 @@ pub fn a_descriptor_that_lies_ends_the_endpoint(setup: &dyn Setup) {
         far.region().read(0, &mut word);
         assert_eq!(word, [0; 8]);
         pair.join_again(setup);
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(b"again"),
             immediate: None,
         };
@@ -158,7 +158,7 @@ pub fn a_lost_endpoint_is_told_once(setup: &dyn Setup) {
         ..Faults::default()
     };
     let mut pair = Pair::new(&Faulty(setup, faults));
-    let note = Operation::Send {
+    let note = Work::Send {
         from: Source::Inline(b"note"),
         immediate: None,
     };
@@ -203,7 +203,7 @@ pub fn a_peer_that_sends_more_than_it_may_is_lost(setup: &dyn Setup) {
         ..Options::default()
     };
     let mut pair = Pair::with(&Faulty(setup, faults), Options::default(), options);
-    let bare = Operation::Send {
+    let bare = Work::Send {
         from: Source::Inline(b""),
         immediate: Some(1),
     };
@@ -269,7 +269,7 @@ pub fn parameters_that_are_junk_are_refused(setup: &dyn Setup) {
             .is_err()
     );
     assert!(pair.near.lost.is_empty());
-    let send = Operation::Send {
+    let send = Work::Send {
         from: Source::Inline(b"unharmed"),
         immediate: None,
     };
@@ -287,11 +287,11 @@ pub fn an_endpoint_lost_under_load_tells_every_request(setup: &dyn Setup) {
         while posted < 30 {
             let operation = match posted % 3 {
                 0 => write(remote.at(posted * 8)),
-                1 => Operation::Read {
+                1 => Work::Read {
                     into: &pieces,
                     from: remote.at(posted),
                 },
-                _ => Operation::Send {
+                _ => Work::Send {
                     from: Source::Inline(b"load"),
                     immediate: Some(1),
                 },
@@ -329,7 +329,7 @@ pub fn places_are_used_again(setup: &dyn Setup) {
     };
     let mut pair = Pair::with(setup, options, options);
     for round in 0..50u32 {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(b"round"),
             immediate: Some(round),
         };
@@ -377,7 +377,7 @@ pub fn layouts_that_cannot_be_are_refused(setup: &dyn Setup) {
     };
     let mut pair = Pair::with(setup, least, least);
     for round in 0..20 {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(b""),
             immediate: Some(round),
         };

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use fabric::buffers::Class;
-use fabric::{Access, Operation, Options, Pool, Refusal, Source, WorkRequest};
+use fabric::{Access, Options, Pool, Refusal, Source, Work, WorkRequest};
 use fabric_simulation::wrappers::Faults;
 
 use super::{Faulty, Pair, Setup, Side, join};
 
-const NOTE: Operation<'_> = Operation::Send {
+const NOTE: Work<'_> = Work::Send {
     from: Source::Inline(b"note"),
     immediate: None,
 };
@@ -24,7 +24,7 @@ pub fn quiet_requests_are_told_only_when_they_fail(setup: &dyn Setup) {
     let mut pair = Pair::new(setup);
     let far = pair.far.memory(4096, Access::ALL);
     let remote = pair.import(&far);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"quiet"),
         to: remote.at(0),
         immediate: None,
@@ -51,7 +51,7 @@ pub fn outstanding_requests_are_bounded(setup: &dyn Setup) {
     let mut pair = Pair::with(setup, options, Options::default());
     let far = pair.far.memory(4096, Access::ALL);
     let remote = pair.import(&far);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"bounded"),
         to: remote.at(0),
         immediate: None,
@@ -99,7 +99,7 @@ pub fn a_slow_receiver_holds_back_its_sender_alone(setup: &dyn Setup) {
     // One-sided requests need no buffer, and others have theirs.
     let far = pair.far.memory(4096, Access::ALL);
     let remote = pair.import(&far);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"one-sided"),
         to: remote.at(0),
         immediate: None,
@@ -142,7 +142,7 @@ pub fn writes_that_announce_themselves_leave_credits_as_they_are(setup: &dyn Set
     let mut pair = Pair::with(setup, few(), few());
     let far = pair.far.memory(4096, Access::WRITE);
     let remote = pair.import(&far);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"announced"),
         to: remote.at(0),
         immediate: Some(1),
@@ -208,7 +208,7 @@ pub fn buffers_belong_to_their_requests(setup: &dyn Setup) {
     buffer.write(0, b"owned");
     {
         let pieces = [buffer.piece(0, 5)];
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Pieces(&pieces),
             immediate: None,
         };

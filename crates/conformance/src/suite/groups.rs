@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::{GroupAddress, GroupId, Multicast, Operation, Options, Origin, Source};
+use fabric::{GroupAddress, GroupId, Multicast, Options, Origin, Source, Work};
 
 use super::{Pair, Random, Setup, Side};
 
@@ -115,7 +115,7 @@ pub fn empty_messages_of_groups_take_nothing_from_endpoints(setup: &dyn Setup) {
     pair.linger();
     let held = pair.far.messages.len();
     assert!((1..=2).contains(&held), "{held} of a group are held");
-    let note = Operation::Send {
+    let note = Work::Send {
         from: Source::Inline(&[]),
         immediate: Some(9),
     };

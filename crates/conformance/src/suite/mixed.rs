@@ -1,6 +1,6 @@
 //! A million operations of all kinds, checked against a model.
 
-use fabric::{Access, Operation, Refusal, Registration, Source, WorkRequest};
+use fabric::{Access, Refusal, Registration, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup};
 
@@ -42,26 +42,26 @@ pub fn mixed_operations_leave_what_they_should(setup: &dyn Setup) {
         let short = &data[..data.len().min(200)];
         let word = random.below(SPACE / 8) * 8;
         let operation = match random.below(5) {
-            0 => Operation::Write {
+            0 => Work::Write {
                 from: Source::Pieces(&pieces),
                 to: remote.at(offset),
                 immediate,
             },
-            1 => Operation::Write {
+            1 => Work::Write {
                 from: Source::Inline(short),
                 to: remote.at(offset),
                 immediate: None,
             },
-            2 if atomics => Operation::FetchAndAdd {
+            2 if atomics => Work::FetchAndAdd {
                 at: remote.at(word),
                 addend: id,
             },
-            3 if atomics => Operation::CompareAndSwap {
+            3 if atomics => Work::CompareAndSwap {
                 at: remote.at(word),
                 expected: model.word(word),
                 new: id,
             },
-            _ => Operation::Send {
+            _ => Work::Send {
                 from: Source::Inline(short),
                 immediate,
             },
@@ -94,31 +94,29 @@ impl Model {
         u64::from_ne_bytes(self.memory[at as usize..][..8].try_into().unwrap())
     }
 
-    fn apply(&mut self, id: u64, operation: &Operation<'_>, data: &[u8]) {
+    fn apply(&mut self, id: u64, operation: &Work<'_>, data: &[u8]) {
         match *operation {
-            Operation::Write { to, immediate, .. } => {
+            Work::Write { to, immediate, .. } => {
                 self.memory[to.offset as usize..][..data.len()].copy_from_slice(data);
                 if immediate.is_some() {
                     self.messages.push_back((immediate, Vec::new()));
                 }
             }
-            Operation::Send { immediate, .. } => {
-                self.messages.push_back((immediate, data.to_vec()))
-            }
-            Operation::FetchAndAdd { at, addend } => {
+            Work::Send { immediate, .. } => self.messages.push_back((immediate, data.to_vec())),
+            Work::FetchAndAdd { at, addend } => {
                 let old = self.word(at.offset);
                 self.values.push_back((id, old));
                 let new = old.wrapping_add(addend).to_ne_bytes();
                 self.memory[at.offset as usize..][..8].copy_from_slice(&new);
             }
-            Operation::CompareAndSwap { at, expected, new } => {
+            Work::CompareAndSwap { at, expected, new } => {
                 let old = self.word(at.offset);
                 self.values.push_back((id, old));
                 if old == expected {
                     self.memory[at.offset as usize..][..8].copy_from_slice(&new.to_ne_bytes());
                 }
             }
-            Operation::Read { .. } => {}
+            Work::Read { .. } => {}
         }
     }
 
@@ -143,10 +141,10 @@ impl Model {
     }
 }
 
-fn post(pair: &mut Pair, id: u64, operation: Operation<'_>, model: &mut Model) {
+fn post(pair: &mut Pair, id: u64, operation: Work<'_>, model: &mut Model) {
     let is_atomic = matches!(
         operation,
-        Operation::FetchAndAdd { .. } | Operation::CompareAndSwap { .. }
+        Work::FetchAndAdd { .. } | Work::CompareAndSwap { .. }
     );
     let request = match WorkRequest::new(id, operation) {
         request if is_atomic => request,
@@ -165,7 +163,7 @@ fn post(pair: &mut Pair, id: u64, operation: Operation<'_>, model: &mut Model) {
         }
     }
     let data = match operation {
-        Operation::Write { from, .. } | Operation::Send { from, .. } => bytes_of(from),
+        Work::Write { from, .. } | Work::Send { from, .. } => bytes_of(from),
         _ => Vec::new(),
     };
     model.apply(id, &operation, &data);
@@ -195,7 +193,7 @@ fn compare(
 ) {
     let back = pair.near.memory(SPACE, Access::LOCAL);
     let pieces = [back.piece(0, SPACE as u32)];
-    let read = Operation::Read {
+    let read = Work::Read {
         into: &pieces,
         from: remote.at(0),
     };

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    Access, Completion, Device, EndpointId, Event, Failure, Message, Operation, Options,
-    Parameters, Peer, Queue, Refusal, Registration, RemoteRegion, Role, Transport, WorkRequest,
+    Access, Completion, Device, EndpointId, Event, Failure, Message, Options, Parameters, Peer,
+    Queue, Refusal, Registration, RemoteRegion, Role, Transport, Work, WorkRequest,
 };
 use fabric_simulation::wrappers::{Fault, Faults};
 use pmem::Region;
@@ -201,7 +201,7 @@ impl Pair {
     }
 
     /// Posts and waits for the end.
-    pub fn carry_out(&mut self, id: u64, operation: Operation<'_>) -> Result<u64, Failure> {
+    pub fn carry_out(&mut self, id: u64, operation: Work<'_>) -> Result<u64, Failure> {
         self.post(WorkRequest::new(id, operation));
         let to_far = self.to_far;
         self.until("the end of a request", |near, _| {

@@ -1,6 +1,6 @@
 //! Reads, writes and atomics.
 
-use fabric::{Access, Operation, Source, WorkRequest};
+use fabric::{Access, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup};
 
@@ -27,7 +27,7 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
         let (here, there) = (random.below(1000), random.below(1000));
         near.region().write(here, &bytes);
         let pieces = [near.piece(here, length as u32)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to: remote.at(there),
             immediate: None,
@@ -35,7 +35,7 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
         assert_eq!(pair.carry_out(id as u64, write), Ok(0));
         // A read behind it shows it, whatever a completed write proves.
         near.region().write(here, &vec![0; length]);
-        let read = Operation::Read {
+        let read = Work::Read {
             into: &pieces,
             from: remote.at(there),
         };
@@ -44,7 +44,7 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
         assert!(contents(&far, there, length) == bytes, "{length} bytes");
     }
     // Inline, and up to the very end.
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"the end"),
         to: remote.at(MEMORY - 7),
         immediate: None,
@@ -67,14 +67,14 @@ pub fn a_part_of_a_region_is_reached_from_its_start(setup: &dyn Setup) {
     assert_eq!(remote.length(), PART.end - PART.start);
     near.region().write(0, b"first");
     let pieces = [near.piece(0, 5)];
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&pieces),
         to: remote.at(0),
         immediate: None,
     };
     assert_eq!(pair.carry_out(1, write), Ok(0));
     let pieces = [near.piece(100, 5)];
-    let read = Operation::Read {
+    let read = Work::Read {
         into: &pieces,
         from: remote.at(0),
     };
@@ -99,7 +99,7 @@ pub fn pieces_are_scattered_and_gathered(setup: &dyn Setup) {
         other.piece(100_000, 4096),
         one.piece(0, 1),
     ];
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&pieces),
         to: remote.at(77),
         immediate: None,
@@ -111,7 +111,7 @@ pub fn pieces_are_scattered_and_gathered(setup: &dyn Setup) {
         one.piece(200_000, 60_000),
         other.piece(9, 14_094),
     ];
-    let read = Operation::Read {
+    let read = Work::Read {
         into: &into,
         from: remote.at(77),
     };
@@ -133,23 +133,20 @@ pub fn atomics_are_carried_out_once(setup: &dyn Setup) {
     let remote = pair.import(&far);
     let at = remote.at(64);
     for round in 0..1000u64 {
-        let add = Operation::FetchAndAdd { at, addend: 3 };
+        let add = Work::FetchAndAdd { at, addend: 3 };
         assert_eq!(pair.carry_out(round, add), Ok(round * 3));
     }
-    let swap = |expected, new| Operation::CompareAndSwap { at, expected, new };
+    let swap = |expected, new| Work::CompareAndSwap { at, expected, new };
     assert_eq!(pair.carry_out(1, swap(1, 2)), Ok(3000));
     assert_eq!(pair.carry_out(2, swap(3000, u64::MAX)), Ok(3000));
     assert_eq!(
-        pair.carry_out(3, Operation::FetchAndAdd { at, addend: 6 }),
+        pair.carry_out(3, Work::FetchAndAdd { at, addend: 6 }),
         Ok(u64::MAX)
     );
     assert_eq!(far.region().load(64), 5);
     // Many at once.
     for id in 0..40 {
-        pair.post(WorkRequest::new(
-            id,
-            Operation::FetchAndAdd { at, addend: 1 },
-        ));
+        pair.post(WorkRequest::new(id, Work::FetchAndAdd { at, addend: 1 }));
     }
     pair.until("all of them", |near, _| near.done.len() == 40);
     for (number, done) in pair.near.done.iter().enumerate() {
@@ -174,13 +171,13 @@ pub fn a_receiver_of_a_message_sees_the_writes_before_it(setup: &dyn Setup) {
         let bytes = random.bytes(length as usize);
         near.region().write(0, &bytes);
         let pieces = [near.piece(0, length)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to: remote.at(round),
             immediate: None,
         };
         pair.post(WorkRequest::new(round, write).quiet());
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(b""),
             immediate: Some(1),
         };
@@ -205,14 +202,14 @@ pub fn reads_see_writes_posted_before_them(setup: &dyn Setup) {
     let remote = pair.import(&far);
     for round in 1..1000u64 {
         let word = round.to_ne_bytes();
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Inline(&word),
             to: remote.at(8),
             immediate: None,
         };
         pair.post(WorkRequest::new(round, write).quiet());
         let into = [near.piece(16, 8)];
-        let read = Operation::Read {
+        let read = Work::Read {
             into: &into,
             from: remote.at(8),
         };
@@ -245,7 +242,7 @@ pub fn reads_are_in_order(setup: &dyn Setup) {
         });
         for round in 0..500u64 {
             let (data, version) = ([near.piece(0, 8)], [near.piece(64, 8)]);
-            let read = |into, offset| Operation::Read {
+            let read = |into, offset| Work::Read {
                 into,
                 from: remote.at(offset),
             };
@@ -272,7 +269,7 @@ pub fn a_write_can_announce_itself(setup: &dyn Setup) {
         let bytes = random.bytes(length as usize);
         near.region().write(3, &bytes);
         let pieces = [near.piece(3, length)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to: remote.at(round.into()),
             immediate: Some(round),

@@ -1,7 +1,7 @@
 //! Large data through pools of buffers: pushed by its source, or pulled by its destination (RBP, rows B1 to B3).
 
 use fabric::buffers::{Class, REQUEST_BYTES};
-use fabric::{Access, Operation, Pool, Source, WorkRequest};
+use fabric::{Access, Pool, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup};
 
@@ -30,7 +30,7 @@ pub fn data_is_pushed_and_pulled_through_pools(setup: &dyn Setup) {
         let ours = near.allocate(length).unwrap();
         ours.write(0, &bytes);
         let pieces = [ours.piece(0, length)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to: remote.at(described.offset),
             immediate: Some(id as u32),
@@ -43,7 +43,7 @@ pub fn data_is_pushed_and_pulled_through_pools(setup: &dyn Setup) {
         assert!(got == bytes);
         // And pulls it back.
         ours.write(0, &vec![0; length as usize]);
-        let read = Operation::Read {
+        let read = Work::Read {
             into: &pieces,
             from: remote.at(described.offset),
         };
@@ -57,7 +57,7 @@ pub fn data_is_pushed_and_pulled_through_pools(setup: &dyn Setup) {
     buffer.write(0, b"data");
     buffer.write_request(&[7; REQUEST_BYTES as usize]);
     let pieces = [buffer.message(REQUEST_BYTES, 4)];
-    let send = Operation::Send {
+    let send = Work::Send {
         from: Source::Pieces(&pieces),
         immediate: None,
     };

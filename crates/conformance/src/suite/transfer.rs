@@ -1,6 +1,6 @@
 //! Messages.
 
-use fabric::{Access, Operation, Options, Origin, Source, WorkRequest};
+use fabric::{Access, Options, Origin, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup, Side, join};
 
@@ -19,7 +19,7 @@ pub fn messages_of_every_length_arrive_whole(setup: &dyn Setup) {
             true => Source::Inline(&bytes),
             false => Source::Pieces(&pieces),
         };
-        let send = Operation::Send {
+        let send = Work::Send {
             from,
             immediate: None,
         };
@@ -44,7 +44,7 @@ pub fn messages_are_gathered_from_pieces(setup: &dyn Setup) {
     one.region().write(0, &bytes);
     other.region().write(0, &bytes);
     let pieces = [one.piece(3, 100), other.piece(4000, 96), one.piece(1000, 1)];
-    let send = Operation::Send {
+    let send = Work::Send {
         from: Source::Pieces(&pieces),
         immediate: Some(9),
     };
@@ -66,7 +66,7 @@ pub fn immediates_arrive_with_and_without_data(setup: &dyn Setup) {
     .into_iter()
     .enumerate()
     {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(data),
             immediate,
         };
@@ -85,7 +85,7 @@ pub fn messages_arrive_in_order(setup: &dyn Setup) {
     let mut expected = 0;
     for number in 0..2000u32 {
         let bytes = number.to_le_bytes();
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(&bytes),
             immediate: Some(number),
         };
@@ -109,7 +109,7 @@ pub fn both_sides_send_at_once(setup: &dyn Setup) {
     let (to_far, to_near) = (pair.to_far, pair.to_near);
     let (mut sent, mut received) = ([0u64; 2], [0u64; 2]);
     let bytes = Random(3).bytes(1000.min(pair.near.queue.capabilities().inline_bytes as usize));
-    let send = Operation::Send {
+    let send = Work::Send {
         from: Source::Inline(&bytes),
         immediate: None,
     };
@@ -146,7 +146,7 @@ pub fn one_queue_has_many_endpoints(setup: &dyn Setup) {
     for round in 0..20u32 {
         for (number, (side, (to_far, _))) in others.iter_mut().enumerate() {
             let bytes = [number as u8; 40];
-            let send = Operation::Send {
+            let send = Work::Send {
                 from: Source::Inline(&bytes),
                 immediate: Some(round),
             };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use connections::control;
 use connections::transports::{Transports, Wanted};
 use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults};
-use fabric::{Access, Event, Operation, Options, Provider, Queue, Role, Source, WorkRequest};
+use fabric::{Access, Event, Options, Provider, Queue, Role, Source, Work, WorkRequest};
 use pmem::Region;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
 
@@ -95,8 +95,8 @@ fn a_missing_part_is_named_in_a_sentence() {
     );
 }
 
-fn ball(bytes: &[u8]) -> Operation<'_> {
-    Operation::Send {
+fn ball(bytes: &[u8]) -> Work<'_> {
+    Work::Send {
         from: Source::Inline(bytes),
         immediate: None,
     }
@@ -224,7 +224,7 @@ fn forged_packets_change_nothing() {
     let mut found = [1; 4096];
     far.region().read(0, &mut found);
     assert_eq!(found, [0; 4096]);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"right"),
         to: remote.at(0),
         immediate: None,

@@ -1,6 +1,6 @@
 //! Effects of the simulated network's links on endpoints.
 
-use fabric::{Failure, Operation, Source};
+use fabric::{Failure, Source, Work};
 use fabric_simulation::simulated::{LinkOptions, NetworkOptions};
 
 use super::Simulated;
@@ -23,7 +23,7 @@ fn send(pair: &mut Pair, number: u8) {
     let from = Source::Inline(&[number; 3]);
     pair.post(fabric::WorkRequest::new(
         number.into(),
-        Operation::Send {
+        Work::Send {
             from,
             immediate: None,
         },

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults, PlacedPool, Shape};
-use fabric::{Access, Device, Failure, Operation, Registration, Source, WorkRequest};
+use fabric::{Access, Device, Failure, Registration, Source, Work, WorkRequest};
 use pmem::Region;
 
 use super::link::{Link, options};
@@ -115,7 +115,7 @@ fn writes(setup: &Placing, rounds: u64) {
         let bytes = random.bytes(length as usize);
         near.region().write(8, &bytes);
         let pieces = [near.piece(8, 1000), near.piece(1008, length as u32 - 1000)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to: remote.at(start),
             immediate: (round % 2 == 0).then_some(round as u32),
@@ -174,7 +174,7 @@ fn two_writers_share_one_lane() {
     for round in 0..20 {
         let pieces = [near.piece(0, half as u32)];
         let other = [near.piece(half, half as u32)];
-        let write = |pieces, to| Operation::Write {
+        let write = |pieces, to| Work::Write {
             from: Source::Pieces(pieces),
             to,
             immediate: None,
@@ -202,7 +202,7 @@ fn the_memory_for_frames_is_out_of_reach() {
     let mut pair = Pair::new(&setup);
     let target = Target::new(&pair, &setup, &mut Random(13));
     let remote = pair.import(&target.memory);
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"forged"),
         to: remote.at(BLOCKS * BLOCK),
         immediate: None,
@@ -220,7 +220,7 @@ fn a_withdrawn_key_ends_what_is_aimed() {
     let remote = pair.import(&target.memory);
     let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
     let pieces = [near.piece(0, 256 * BLOCK as u32)];
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&pieces),
         to: remote.at(10 * BLOCK),
         immediate: None,
@@ -247,7 +247,7 @@ fn an_endpoint_whose_data_never_comes_is_lost() {
     let remote = pair.import(&target.memory);
     let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
     let pieces = [near.piece(0, 4 * BLOCK as u32)];
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&pieces),
         to: remote.at(10 * BLOCK),
         immediate: None,

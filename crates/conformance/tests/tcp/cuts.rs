@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use fabric::tcp::Tcp;
 use fabric::{
-    Access, Device, EndpointId, Event, Operation, Options, Queue, Refusal, Registration,
-    RemoteRegion, Source, WorkRequest,
+    Access, Device, EndpointId, Event, Options, Queue, Refusal, Registration, RemoteRegion, Source,
+    Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -100,21 +100,21 @@ impl Side {
             0 if reads == 0 && self.queue.outstanding(self.endpoint) == 0 => {
                 let bytes = vec![next; SLOT_BYTES as usize];
                 buffer.region().write(slot * SLOT_BYTES, &bytes);
-                Operation::Write {
+                Work::Write {
                     from: Source::Pieces(&from),
                     to: remote.at(slot * SLOT_BYTES),
                     immediate: None,
                 }
             }
-            1 if reads == 0 => Operation::Read {
+            1 if reads == 0 => Work::Read {
                 into: &into,
                 from: remote.at(slot * SLOT_BYTES),
             },
-            2 => Operation::FetchAndAdd {
+            2 => Work::FetchAndAdd {
                 at: remote.at(WORD),
                 addend: 1,
             },
-            _ => Operation::Send {
+            _ => Work::Send {
                 from: Source::Inline(&text),
                 immediate: None,
             },
@@ -129,15 +129,15 @@ impl Side {
         }
         self.posted += 1;
         let (value, read) = match operation {
-            Operation::Read { .. } => {
+            Work::Read { .. } => {
                 self.slots[slot as usize].1 += 1;
                 (0, Some(slot << 32 | u64::from(length)))
             }
-            Operation::FetchAndAdd { .. } => {
+            Work::FetchAndAdd { .. } => {
                 self.counted += 1;
                 (self.counted - 1, None)
             }
-            Operation::Send { .. } => {
+            Work::Send { .. } => {
                 self.sent += 1;
                 (0, None)
             }

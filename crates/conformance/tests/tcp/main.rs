@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    EndpointId, Event, Operation, Options, Parameters, Peer, Queue, Role, Source, WorkRequest,
+    EndpointId, Event, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest,
 };
 
 /// Time limit of a step.
@@ -77,7 +77,7 @@ pub fn join(near: &mut Queue, far: &mut Queue) -> (EndpointId, EndpointId) {
 pub fn message(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
     WorkRequest::new(
         id,
-        Operation::Send {
+        Work::Send {
             from: Source::Inline(bytes),
             immediate: None,
         },

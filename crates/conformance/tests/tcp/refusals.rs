@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric::tcp::Tcp;
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, Operation, Options, Queue, Registration, Role,
-    Source, WorkRequest,
+    Access, Device, EndpointId, Event, Failure, Options, Queue, Registration, Role, Source, Work,
+    WorkRequest,
 };
 use pmem::Region;
 
@@ -39,7 +39,7 @@ impl Side {
 
     /// Sends the first bytes of this memory.
     fn send(&mut self, to: EndpointId, memory: &Registration) {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Pieces(&[memory.piece(0, 6)]),
             immediate: None,
         };
@@ -68,14 +68,14 @@ fn refuse(bytes: i64, role: Role, busy: bool) -> bool {
     assert!(far.device.revoke(&bad).is_some());
     let own = near.memory(Access::LOCAL);
     let into = [own.piece(0, 64)];
-    let add = Operation::FetchAndAdd {
+    let add = Work::FetchAndAdd {
         at: imported[0].at(0),
         addend: 5,
     };
     let operations = [
         add,
         add,
-        Operation::Read {
+        Work::Read {
             into: &into,
             from: imported[1].at(0),
         },

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric::{Access, Device, Event, Failure, Operation, Options, Source, WorkRequest};
+use fabric::{Access, Device, Event, Failure, Options, Source, Work, WorkRequest};
 use pmem::Region;
 
 use super::{exchange, hasty, join, open, open_with, until};
@@ -22,7 +22,7 @@ fn a_key_withdrawn_while_its_memory_is_read_ends_the_read() {
     let export = far.export(to_near, &secret).unwrap();
     let remote = near.import(to_far, export).unwrap();
     let into = [own.piece(0, LARGE as u32)];
-    let read = Operation::Read {
+    let read = Work::Read {
         into: &into,
         from: remote.at(0),
     };
@@ -86,7 +86,7 @@ fn a_peer_that_does_not_look_holds_up_nobody_and_is_lost_in_the_end() {
     let pieces = [own.piece(0, 4 << 20)];
     // The greatest outstanding amount: more than any socket takes.
     let mut posted = 0;
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Pieces(&pieces),
         to: remote.at(0),
         immediate: None,

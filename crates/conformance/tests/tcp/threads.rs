@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::{Event, Failure, Operation, Options, Queue, Source, WorkRequest};
+use fabric::{Event, Failure, Options, Queue, Source, Work, WorkRequest};
 
 use super::{join, message, open_with, options, until};
 
@@ -102,14 +102,14 @@ fn a_sleeper_executes_requests_of_peers_without_reports() {
     for round in 0..1000 {
         let word = WorkRequest::new(
             round,
-            Operation::FetchAndAdd {
+            Work::FetchAndAdd {
                 at: remote.at(64),
                 addend: 3,
             },
         );
         near.post(to_far, &word).unwrap();
         let bytes = [round as u8; 200];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Inline(&bytes),
             to: remote.at(512),
             immediate: None,

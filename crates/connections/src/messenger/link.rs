@@ -8,7 +8,7 @@ use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
 use crate::control::PeerSession;
-use fabric::{Operation, Pool, Queue, Refusal, Source, WorkRequest};
+use fabric::{Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 pub struct Link {
     pub session: PeerSession,
@@ -141,7 +141,7 @@ impl Link {
     ) -> Result<(), Refusal> {
         let immediate = Some(head);
         self.posted += 1;
-        let request = WorkRequest::new(self.posted, Operation::Send { from, immediate });
+        let request = WorkRequest::new(self.posted, Work::Send { from, immediate });
         match keep {
             // Its end is to be known soon: then the buffer is free again.
             Some(buffer) => queue.post(self.session.endpoint(), &request.keeping(buffer)),

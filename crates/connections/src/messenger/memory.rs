@@ -13,8 +13,8 @@ use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
 use fabric::{
-    Access, Buffer, Completion, Error, Operation, Pool, Provider, Queue, Refusal, Registration,
-    RemoteRegion, Source, WorkRequest,
+    Access, Buffer, Completion, Error, Pool, Provider, Queue, Refusal, Registration, RemoteRegion,
+    Source, Work, WorkRequest,
 };
 
 /// Buffers for the data of transfers.
@@ -272,11 +272,11 @@ impl Link {
         let pieces = buffer.as_ref().map(|it| [it.piece(0, length as u32)]);
         let pieces = pieces.as_ref().map_or(&[][..], |pieces| &pieces[..]);
         let operation = match &transfer.direction {
-            Direction::Read(_) => Operation::Read {
+            Direction::Read(_) => Work::Read {
                 into: pieces,
                 from: remote,
             },
-            Direction::Write(bytes) => Operation::Write {
+            Direction::Write(bytes) => Work::Write {
                 from: match &buffer {
                     Some(buffer) => {
                         buffer.write(0, bytes);

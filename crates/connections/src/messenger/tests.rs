@@ -14,7 +14,7 @@ use super::fragment::head;
 use super::*;
 use crate::control::{Address, Listener};
 use fabric::tcp::TcpOptions;
-use fabric::{Operation, Source, WorkRequest};
+use fabric::{Source, Work, WorkRequest};
 
 const CLUSTER: [u8; 16] = [5; 16];
 /// Nothing that works takes so long.
@@ -406,7 +406,7 @@ fn a_peer_with_hostile_fragments_is_lost() {
             for (number, &(immediate, length)) in (1..).zip(case) {
                 let bytes = vec![1; length];
                 let from = Source::Inline(&bytes);
-                let request = WorkRequest::new(number, Operation::Send { from, immediate });
+                let request = WorkRequest::new(number, Work::Send { from, immediate });
                 queue.post(link.session.endpoint(), &request).unwrap();
             }
             let mut events = Vec::new();

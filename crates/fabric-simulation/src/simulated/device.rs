@@ -10,8 +10,8 @@ use pmem::Region;
 use super::world::{Asked, Flight, SideId, World};
 use fabric::{
     Access, Capabilities, Copies, Device, EndpointId, Error, Export, GroupAddress, GroupId, Limits,
-    Multicast, Operation, Order, Parameters, Peer, Piece, Placement, Proof, Proves, Provider,
-    Registration, Report, Request, Role, Source, Supply, Table, Transport,
+    Multicast, Order, Parameters, Peer, Piece, Placement, Proof, Proves, Provider, Registration,
+    Report, Request, Role, Source, Supply, Table, Transport, Work,
 };
 
 /// Simulated time of a poll.
@@ -172,7 +172,7 @@ impl Transport for SimulatedTransport {
             (descriptor.key, offset)
         });
         let asked = match *request.operation {
-            Operation::Read { into, .. } => {
+            Work::Read { into, .. } => {
                 let target = into
                     .iter()
                     .map(|piece| (piece.registration.clone(), piece.offset, piece.length));
@@ -181,17 +181,15 @@ impl Transport for SimulatedTransport {
                     length: Source::Pieces(into).length(),
                 }
             }
-            Operation::Write {
+            Work::Write {
                 from, immediate, ..
             } => Asked::Write {
                 data: gather(from),
                 immediate,
             },
-            Operation::CompareAndSwap { expected, new, .. } => {
-                Asked::CompareAndSwap { expected, new }
-            }
-            Operation::FetchAndAdd { addend, .. } => Asked::FetchAndAdd { addend },
-            Operation::Send { from, immediate } => Asked::Send {
+            Work::CompareAndSwap { expected, new, .. } => Asked::CompareAndSwap { expected, new },
+            Work::FetchAndAdd { addend, .. } => Asked::FetchAndAdd { addend },
+            Work::Send { from, immediate } => Asked::Send {
                 data: gather(from),
                 immediate,
                 returned: request.returned,

@@ -17,8 +17,8 @@ use super::shared::{GroupMessage, Passed, Shared};
 use super::wire::{self, Hello, Kind, Protection};
 use super::{capabilities, count};
 use crate::{
-    Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Operation, Parameters,
-    Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
+    Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Parameters, Peer,
+    Piece, Registration, Report, Request, Role, Source, Supply, Transport, Work,
 };
 
 /// Frames that are taken before others have their turn.
@@ -239,13 +239,13 @@ fn asked(link: &Link, request: &Request<'_>) -> Option<Asked> {
     };
     let (key, offset) = memory.unwrap_or((0, 0));
     Some(match request.operation {
-        Operation::Send { from, immediate } => Asked::Send {
+        Work::Send { from, immediate } => Asked::Send {
             data: Payload::of(from),
             at: 0,
             immediate: *immediate,
             returned: request.returned,
         },
-        Operation::Write {
+        Work::Write {
             from, immediate, ..
         } => Asked::Write {
             data: Payload::of(from),
@@ -254,20 +254,20 @@ fn asked(link: &Link, request: &Request<'_>) -> Option<Asked> {
             offset,
             immediate: *immediate,
         },
-        Operation::Read { into, .. } => Asked::Read {
+        Work::Read { into, .. } => Asked::Read {
             into: Payload::pieces(into),
             at: 0,
             key,
             offset,
         },
-        Operation::CompareAndSwap { expected, new, .. } => Asked::Atomic {
+        Work::CompareAndSwap { expected, new, .. } => Asked::Atomic {
             kind: Kind::Swap,
             key,
             offset,
             operand: *expected,
             new: *new,
         },
-        Operation::FetchAndAdd { addend, .. } => Asked::Atomic {
+        Work::FetchAndAdd { addend, .. } => Asked::Atomic {
             kind: Kind::Add,
             key,
             offset,

@@ -6,7 +6,7 @@ use super::Options;
 use crate::credits::Credits;
 use crate::outstanding::Outstanding;
 use crate::{
-    Capabilities, EndpointId, Error, Limits, Operation, Parameters, Refusal, Request, Source,
+    Capabilities, EndpointId, Error, Limits, Parameters, Refusal, Request, Source, Work,
     WorkRequest,
 };
 
@@ -128,10 +128,10 @@ impl Endpoint {
         &self,
         id: EndpointId,
         capabilities: &Capabilities,
-        operation: &Operation<'_>,
+        operation: &Work<'_>,
     ) -> Result<(), Refusal> {
         match operation {
-            Operation::Send {
+            Work::Send {
                 from: Source::Inline(bytes),
                 ..
             } if bytes.len() <= self.inline_bytes => Ok(()),
@@ -144,15 +144,15 @@ impl Endpoint {
         &self,
         id: EndpointId,
         capabilities: &Capabilities,
-        operation: &Operation<'_>,
+        operation: &Work<'_>,
     ) -> Result<(), Refusal> {
         let source = match operation {
-            Operation::Write { from, .. } | Operation::Send { from, .. } => Some(from),
+            Work::Write { from, .. } | Work::Send { from, .. } => Some(from),
             _ => None,
         };
         let pieces = match (source, operation) {
             (Some(Source::Pieces(pieces)), _) => pieces.len(),
-            (_, Operation::Read { into, .. }) => into.len(),
+            (_, Work::Read { into, .. }) => into.len(),
             _ => 0,
         };
         if pieces > capabilities.pieces as usize {
@@ -163,7 +163,7 @@ impl Endpoint {
         {
             return Err(Refusal::Invalid("it is too long to be given by value"));
         }
-        if let Operation::Send { from, .. } = operation
+        if let Work::Send { from, .. } = operation
             && from.length() > self.message_bytes.into()
         {
             return Err(Refusal::Invalid("it is longer than the peer's buffers"));
@@ -173,7 +173,7 @@ impl Endpoint {
 
     /// Whether the request can be outstanding now, and if it is a message, received. Nothing is taken if not.
     #[inline]
-    pub fn has_room(&mut self, operation: &Operation<'_>) -> bool {
+    pub fn has_room(&mut self, operation: &Work<'_>) -> bool {
         !self.outstanding.is_full() && (!operation.is_message() || self.credits.take(Instant::now))
     }
 
@@ -182,7 +182,7 @@ impl Endpoint {
     pub fn take<'a>(&mut self, request: &'a WorkRequest<'a>, signal_every: u32) -> Request<'a> {
         let operation = &request.operation;
         let returned = match operation {
-            Operation::Send { .. } => self.credits.tell(),
+            Work::Send { .. } => self.credits.tell(),
             // Not every transport can send it with a write: the earlier report does no harm.
             _ => self.credits.told(),
         };
@@ -195,7 +195,7 @@ impl Endpoint {
             || self.outstanding.is_full()
             || matches!(
                 operation,
-                Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. }
+                Work::CompareAndSwap { .. } | Work::FetchAndAdd { .. }
             );
         if signaled {
             self.unsignaled = 0;
@@ -212,7 +212,7 @@ impl Endpoint {
 fn validate_remote(
     id: EndpointId,
     capabilities: &Capabilities,
-    operation: &Operation<'_>,
+    operation: &Work<'_>,
 ) -> Result<(), Refusal> {
     let Some((remote, access, length)) = operation.remote() else {
         return Ok(());

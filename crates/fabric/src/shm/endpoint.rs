@@ -10,8 +10,8 @@ use super::bell::Bell;
 use super::ring::{self, Incoming, Outgoing, RingLayout};
 use super::watch::{Process, Watch};
 use crate::{
-    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Remote, Report,
-    Request, Source,
+    Access, EndpointId, Error, Export, Failure, Parameters, Piece, Remote, Report, Request, Source,
+    Work,
 };
 
 /// Beginning of this transport's parameters: version of the layout of rings and bells.
@@ -157,19 +157,19 @@ impl Endpoint {
     #[inline(never)]
     pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
         match *request.operation {
-            Operation::Send {
+            Work::Send {
                 ref from,
                 immediate,
             } => {
                 self.send(from, immediate, request.returned)?;
                 Ok(0)
             }
-            Operation::Read { into, from } => {
+            Work::Read { into, from } => {
                 let memory = self.memory(&from)?;
                 load(into, memory, from.offset);
                 unless_cut(memory, 0)
             }
-            Operation::Write {
+            Work::Write {
                 ref from,
                 to,
                 immediate,
@@ -182,12 +182,12 @@ impl Endpoint {
                 }
                 Ok(0)
             }
-            Operation::CompareAndSwap { at, expected, new } => {
+            Work::CompareAndSwap { at, expected, new } => {
                 let memory = self.memory(&at)?;
                 let found = memory.compare_and_swap(at.offset, expected, new);
                 unless_cut(memory, found)
             }
-            Operation::FetchAndAdd { at, addend } => {
+            Work::FetchAndAdd { at, addend } => {
                 let memory = self.memory(&at)?;
                 let found = memory.fetch_and_add(at.offset, addend);
                 unless_cut(memory, found)

@@ -3,7 +3,7 @@
 use pmem::{LINE, Region};
 
 use super::{Shm, endpoint, header::Header};
-use crate::{Event, Operation, Options, Parameters, Peer, Queue, Role, Source, WorkRequest};
+use crate::{Event, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest};
 
 const WINDOW: u32 = 4;
 const BYTES: u32 = 200;
@@ -51,7 +51,7 @@ pub fn memory(input: &[u8]) {
         let at = u64::from(u16::from_le_bytes([low, high])) % (place.length() / 8);
         place.store(at * 8, u64::from_le_bytes(*word));
         if what & POST != 0 {
-            let send = Operation::Send {
+            let send = Work::Send {
                 from: Source::Inline(b"to a liar"),
                 immediate: None,
             };

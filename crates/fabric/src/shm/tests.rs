@@ -10,8 +10,8 @@ use pmem::{LINE, Region};
 use self::link::{Link, Other};
 use super::*;
 use crate::{
-    EndpointId, Event, Failure, Operation, Options, Origin, Parameters, Peer, Queue, Refusal, Role,
-    Source, WorkRequest,
+    EndpointId, Event, Failure, Options, Origin, Parameters, Peer, Queue, Refusal, Role, Source,
+    Work, WorkRequest,
 };
 
 /// Time limit of a step.
@@ -36,8 +36,8 @@ fn join(near: &mut Queue, far: &mut Queue) -> (EndpointId, EndpointId) {
     (to_far, to_near)
 }
 
-fn send(bytes: &[u8]) -> Operation<'_> {
-    Operation::Send {
+fn send(bytes: &[u8]) -> Work<'_> {
+    Work::Send {
         from: Source::Inline(bytes),
         immediate: None,
     }
@@ -214,7 +214,7 @@ fn be_killed(link: &mut Link, queue: &mut Queue) {
                 let mut events = Vec::new();
                 queue.poll(&mut events);
                 region.write(0, &[9; 4096]);
-                let write = Operation::Write {
+                let write = Work::Write {
                     from: Source::Inline(&[9; 4096]),
                     to: remote.at(0),
                     immediate: Some(4),
@@ -292,7 +292,7 @@ fn memory_that_a_process_was_given_is_free_when_it_is_gone() {
     if let Some(mut link) = Link::to_parent() {
         let to = link.join(&mut queue, Role::Listener);
         let remote = link.import(&mut queue, to);
-        let add = Operation::FetchAndAdd {
+        let add = Work::FetchAndAdd {
             at: remote.at(8),
             addend: 5,
         };
@@ -352,7 +352,7 @@ fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
             far.accept(to_near, Role::Dialer, peer(ours)).unwrap();
             let remote = far.import(to_near, export).unwrap();
             let at = remote.at(8);
-            let add = WorkRequest::new(1, Operation::FetchAndAdd { at, addend: 5 });
+            let add = WorkRequest::new(1, Work::FetchAndAdd { at, addend: 5 });
             post(&mut far, to_near, &add);
             let mut events = Vec::new();
             far.wait(&mut events, PATIENCE);

@@ -15,8 +15,8 @@ use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::queue::KEPT;
 use crate::{
-    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Operation,
-    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
+    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Origin,
+    Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport, Work,
 };
 
 /// Messages of one endpoint that are taken before those of the next.
@@ -231,7 +231,7 @@ impl Transport for Thread {
             return;
         };
         let outcome = match *request.operation {
-            Operation::Send {
+            Work::Send {
                 ref from,
                 immediate,
             } => peer.send(from, immediate, request.returned).map(|()| 0),

@@ -13,8 +13,8 @@ use super::input::{End, Shared, Supplied};
 use super::link::{Link, Other, State};
 use super::proof::{Hello, Introduction};
 use crate::{
-    Access, EndpointId, Limits, Operation, RegionDescriptor, Registration, RemoteRegion, Report,
-    Request, Role, Supply, Table,
+    Access, EndpointId, Limits, RegionDescriptor, Registration, RemoteRegion, Report, Request,
+    Role, Supply, Table, Work,
 };
 
 /// Stands for the key of the accessible memory: no input knows its value.
@@ -122,8 +122,8 @@ fn joined(memory: &Registration) -> Link {
     .at(0);
     let into = [memory.piece(MEMORY, 16)];
     let operations = [
-        Operation::Read { into: &into, from },
-        Operation::FetchAndAdd {
+        Work::Read { into: &into, from },
+        Work::FetchAndAdd {
             at: from,
             addend: 1,
         },

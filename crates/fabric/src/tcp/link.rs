@@ -10,9 +10,7 @@ use super::output::{self, Data, Output};
 use super::proof::Secret;
 use super::requests::{Requests, Wait};
 use crate::work::total;
-use crate::{
-    EndpointId, Failure, Limits, Operation, RegionDescriptor, Report, Request, Role, Source,
-};
+use crate::{EndpointId, Failure, Limits, RegionDescriptor, Report, Request, Role, Source, Work};
 
 /// State of the other side.
 #[derive(Clone)]
@@ -116,33 +114,33 @@ impl Link {
             ..Frame::new(kind)
         };
         let (frame, data, wait) = match *request.operation {
-            Operation::Read { into, .. } => {
+            Work::Read { into, .. } => {
                 let bytes = total(into) as u32;
                 let mut frame = frame(Kind::Read);
                 frame.first = bytes.into();
                 let into = output::parts(into);
                 (frame, Data::None, Wait::Read { into, bytes })
             }
-            Operation::Write {
+            Work::Write {
                 from, immediate, ..
             } => {
                 let mut frame = frame(Kind::Write);
                 (frame.length, frame.immediate) = (from.length() as u32, immediate);
                 (frame, self.data(from), Wait::Acknowledgement)
             }
-            Operation::Send { from, immediate } => {
+            Work::Send { from, immediate } => {
                 self.input.told = request.returned;
                 let mut frame = frame(Kind::Send);
                 (frame.length, frame.immediate) = (from.length() as u32, immediate);
                 frame.returned = request.returned;
                 (frame, self.data(from), Wait::Acknowledgement)
             }
-            Operation::CompareAndSwap { expected, new, .. } => {
+            Work::CompareAndSwap { expected, new, .. } => {
                 let mut frame = frame(Kind::CompareAndSwap);
                 (frame.first, frame.second) = (expected, new);
                 (frame, Data::None, Wait::Atomic)
             }
-            Operation::FetchAndAdd { addend, .. } => {
+            Work::FetchAndAdd { addend, .. } => {
                 let mut frame = frame(Kind::FetchAndAdd);
                 frame.first = addend;
                 (frame, Data::None, Wait::Atomic)

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ::verbs::{
-    Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Group, Operation as Work, QueuePair, Queues,
-    Request as Entry, Rights, Status,
+    Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Group, QueuePair, Queues, Request as Entry,
+    Rights, Status, Verb,
 };
 use pmem::Region;
 
@@ -157,7 +157,7 @@ impl Groups {
                 Data::Pieces(&pieces)
             }
         };
-        let operation = Work::SendTo {
+        let operation = Verb::SendTo {
             data,
             immediate: Some(immediate),
             address: member.group.address(),

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::verbs::{Data, Operation as Work, Piece as Part, QueuePair, Request as Entry, SendList};
+use ::verbs::{Data, Piece as Part, QueuePair, Request as Entry, SendList, Verb};
 use pmem::Region;
 use smallvec::SmallVec;
 
 use super::wire::{HEADER_BYTES, Kind, header};
 use super::{Common, INLINE_BYTES, Memory, PATIENCE, wire};
 use crate::credits::ASK_AFTER;
-use crate::{EndpointId, Error, Operation, Piece, Request, Source};
+use crate::{EndpointId, Error, Piece, Request, Source, Work};
 
 /// Requests of the transport's own that are outstanding at an endpoint, at most: counts of credits, probes, the goodbye.
 /// So many buffers of the peer they can take before it polls.
@@ -183,7 +183,7 @@ impl Link {
     pub fn post(&mut self, request: &Request<'_>) -> bool {
         self.newest = request.sequence;
         match *request.operation {
-            Operation::Send { from, immediate } => self.post_message(request, from, immediate),
+            Work::Send { from, immediate } => self.post_message(request, from, immediate),
             _ => self.post_one_sided(request),
         }
     }
@@ -215,7 +215,7 @@ impl Link {
                 }
             }
         };
-        let work = Work::Send { data, immediate };
+        let work = Verb::Send { data, immediate };
         self.outbox.push(&entry_of(self.id, request, work));
         true
     }
@@ -233,11 +233,11 @@ impl Link {
         };
         let mut parts: Parts<'_> = SmallVec::new();
         let work = match *request.operation {
-            Operation::Read { into, .. } if add_parts(&mut parts, into) => Work::Read {
+            Work::Read { into, .. } if add_parts(&mut parts, into) => Verb::Read {
                 into: &parts,
                 remote,
             },
-            Operation::Write {
+            Work::Write {
                 from, immediate, ..
             } => {
                 let data = match from {
@@ -246,24 +246,24 @@ impl Link {
                     Source::Pieces(pieces) if add_parts(&mut parts, pieces) => Data::Pieces(&parts),
                     Source::Pieces(_) => return false,
                 };
-                Work::Write {
+                Verb::Write {
                     data,
                     remote,
                     immediate,
                 }
             }
-            Operation::CompareAndSwap { expected, new, .. } => Work::CompareAndSwap {
+            Work::CompareAndSwap { expected, new, .. } => Verb::CompareAndSwap {
                 into: found(),
                 remote,
                 expected,
                 new,
             },
-            Operation::FetchAndAdd { addend, .. } => Work::FetchAndAdd {
+            Work::FetchAndAdd { addend, .. } => Verb::FetchAndAdd {
                 into: found(),
                 remote,
                 add: addend,
             },
-            Operation::Read { .. } | Operation::Send { .. } => return false,
+            Work::Read { .. } | Work::Send { .. } => return false,
         };
         self.outbox.push(&entry_of(self.id, request, work));
         true
@@ -326,7 +326,7 @@ impl Link {
     pub fn probe(&mut self) {
         if !std::mem::take(&mut self.heard) && self.own_outstanding == 0 {
             // With no bytes, no key is checked.
-            let operation = Work::Write {
+            let operation = Verb::Write {
                 data: Data::Pieces(&[]),
                 remote: NOWHERE,
                 immediate: None,
@@ -347,13 +347,13 @@ impl Link {
             piece = [places.piece(number * PLACE, HEADER_BYTES)];
             Data::Pieces(&piece)
         };
-        self.post_own(Work::Send {
+        self.post_own(Verb::Send {
             data,
             immediate: None,
         });
     }
 
-    fn post_own(&mut self, operation: Work<'_>) {
+    fn post_own(&mut self, operation: Verb<'_>) {
         self.outbox.push(&Entry {
             id: identity(self.id, Tag::Own, self.own_posted),
             signaled: true,
@@ -379,7 +379,7 @@ impl Link {
     }
 }
 
-fn entry_of<'a>(id: EndpointId, request: &Request<'_>, operation: Work<'a>) -> Entry<'a> {
+fn entry_of<'a>(id: EndpointId, request: &Request<'_>, operation: Verb<'a>) -> Entry<'a> {
     Entry {
         id: identity(id, Tag::Request, request.sequence),
         signaled: request.signaled,

@@ -15,8 +15,8 @@ use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
 use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
 use crate::{
     Arrival, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits,
-    Operation, Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source,
-    Supply, Transport,
+    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
+    Transport, Work,
 };
 
 /// Completions that the queue of the adapter has room for, at most.
@@ -576,7 +576,7 @@ impl Transport for VerbsTransport {
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
-        if let Operation::Send { .. } = request.operation {
+        if let Work::Send { .. } = request.operation {
             // It contains credits.
             self.buffers.hand_over();
         }

@@ -42,9 +42,9 @@ pub enum Key {
     },
 }
 
-/// A client's request.
+/// A request of a client, as the history records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum Invocation {
     /// Replaces the value of a block. Values should differ, as equal ones are indistinguishable.
     Write(u64),
     /// Reads a block.
@@ -75,9 +75,9 @@ pub enum Operation {
     ReadAt(u64),
 }
 
-/// Answer to a client.
+/// The answer to an [`Invocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Response {
     /// The value was written.
     Written,
     /// The block holds this value.
@@ -108,9 +108,9 @@ pub enum Outcome {
     At(u64),
 }
 
-impl Operation {
+impl Invocation {
     fn is_on(self, key: Key) -> bool {
-        use Operation::*;
+        use Invocation::*;
         match key {
             Key::Block { .. } => matches!(self, Write(_) | Read),
             Key::Entry { .. } => matches!(self, Create | Remove | Lookup | Place),
@@ -124,22 +124,22 @@ impl Operation {
         }
     }
 
-    fn may_answer(self, outcome: Outcome) -> bool {
-        use Outcome::*;
+    fn may_answer(self, outcome: Response) -> bool {
+        use Response::*;
         match self {
-            Operation::Write(_) => outcome == Written,
-            Operation::Read => matches!(outcome, Value(_)),
-            Operation::Create => matches!(outcome, Made(_) | Exists),
-            Operation::Remove => matches!(outcome, Removed | Missing),
-            Operation::Lookup => matches!(outcome, Found(_) | Missing),
-            Operation::Place => outcome == Placed,
-            Operation::Acquire => matches!(outcome, Granted | Refused),
-            Operation::Release => matches!(outcome, Released | NotHeld | Gone),
-            Operation::Test => matches!(outcome, Refused | NotHeld),
-            Operation::Append(_) => matches!(outcome, At(_)),
-            Operation::Insert(_) | Operation::Collapse(_) => matches!(outcome, Written | Refused),
-            Operation::Clear => outcome == Written,
-            Operation::ReadAt(_) => matches!(outcome, Value(_) | Missing),
+            Invocation::Write(_) => outcome == Written,
+            Invocation::Read => matches!(outcome, Value(_)),
+            Invocation::Create => matches!(outcome, Made(_) | Exists),
+            Invocation::Remove => matches!(outcome, Removed | Missing),
+            Invocation::Lookup => matches!(outcome, Found(_) | Missing),
+            Invocation::Place => outcome == Placed,
+            Invocation::Acquire => matches!(outcome, Granted | Refused),
+            Invocation::Release => matches!(outcome, Released | NotHeld | Gone),
+            Invocation::Test => matches!(outcome, Refused | NotHeld),
+            Invocation::Append(_) => matches!(outcome, At(_)),
+            Invocation::Insert(_) | Invocation::Collapse(_) => matches!(outcome, Written | Refused),
+            Invocation::Clear => outcome == Written,
+            Invocation::ReadAt(_) => matches!(outcome, Value(_) | Missing),
         }
     }
 }
@@ -166,8 +166,8 @@ pub(super) enum Action {
     /// An operation, with its outcome if it is known.
     Do {
         client: u32,
-        operation: Operation,
-        outcome: Option<Outcome>,
+        operation: Invocation,
+        outcome: Option<Response>,
         /// The takeovers at which a write may vanish.
         vanishes: Vec<Time>,
     },
@@ -181,10 +181,10 @@ impl Item {
     /// Its effect, if it may not happen, and if all with the same effect are equivalent: the oldest of them explains
     /// everything that a younger one explains. (Of two writes one may vanish, of two locks one is of an expired
     /// session.)
-    pub(super) fn interchangeable(&self) -> Option<(Operation, Option<Outcome>)> {
+    pub(super) fn interchangeable(&self) -> Option<(Invocation, Option<Response>)> {
         match self.action {
             Action::Do {
-                operation: operation @ (Operation::Create | Operation::Remove | Operation::Place),
+                operation: operation @ (Invocation::Create | Invocation::Remove | Invocation::Place),
                 outcome,
                 ..
             } if self.completed == NEVER => Some((operation, outcome)),
@@ -194,7 +194,7 @@ impl Item {
 
     /// Whether it never changes the value, only observes it.
     pub(super) fn is_observation(&self) -> bool {
-        use Outcome::*;
+        use Response::*;
         let Action::Do { outcome, .. } = &self.action else {
             return false;
         };
@@ -212,9 +212,9 @@ pub struct Id(usize);
 struct Record {
     client: u32,
     key: Key,
-    operation: Operation,
+    operation: Invocation,
     invoked: Moment,
-    completed: Option<(Moment, Outcome)>,
+    completed: Option<(Moment, Response)>,
     withdrawn: bool,
     vanishes: Vec<Time>,
 }
@@ -251,7 +251,7 @@ impl History {
     }
 
     /// A client asks for an operation.
-    pub fn invoke(&mut self, client: u32, key: Key, operation: Operation, now: Time) -> Id {
+    pub fn invoke(&mut self, client: u32, key: Key, operation: Invocation, now: Time) -> Id {
         assert!(operation.is_on(key), "{operation:?} is not for {key:?}");
         let invoked = self.moment(now);
         self.records.push(Record {
@@ -267,7 +267,7 @@ impl History {
     }
 
     /// The operation is answered. One with an unknown result (a time-out, EIO) is never completed.
-    pub fn complete(&mut self, id: Id, outcome: Outcome, now: Time) {
+    pub fn complete(&mut self, id: Id, outcome: Response, now: Time) {
         let moment = self.moment(now);
         let record = &mut self.records[id.0];
         let operation = record.operation;
@@ -288,7 +288,7 @@ impl History {
     /// of a client that died.
     pub fn may_vanish(&mut self, id: Id, at: Time) {
         let record = &mut self.records[id.0];
-        assert!(matches!(record.operation, Operation::Write(_)));
+        assert!(matches!(record.operation, Invocation::Write(_)));
         record.vanishes.push(at);
     }
 
@@ -357,7 +357,7 @@ impl History {
         }));
         for (client, from, to) in &self.expirations {
             let takes = |record: &&Record| {
-                record.client == *client && record.operation == Operation::Acquire
+                record.client == *client && record.operation == Invocation::Acquire
             };
             if matches!(key, Key::Lock { .. }) && records.iter().any(takes) {
                 let interval = format!("{} to {}", milliseconds(*from), milliseconds(*to));

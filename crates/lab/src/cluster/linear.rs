@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::history::{Action, Item, Moment, NEVER, Operation, Outcome};
+use super::history::{Action, Invocation, Item, Moment, NEVER, Response};
 use super::state::State;
 use super::time::Time;
 
@@ -123,11 +123,11 @@ impl<'a> Search<'a> {
                 continue;
             };
             match (operation, outcome) {
-                (Operation::Write(value) | Operation::Append(value), _)
-                | (_, Some(Outcome::Made(value))) => {
+                (Invocation::Write(value) | Invocation::Append(value), _)
+                | (_, Some(Response::Made(value))) => {
                     values.entry(*value).or_default().sources.push(index);
                 }
-                (_, Some(Outcome::Value(value) | Outcome::Found(value))) => {
+                (_, Some(Response::Value(value) | Response::Found(value))) => {
                     values.entry(*value).or_default().observers.push(index);
                 }
                 _ => {}
@@ -141,7 +141,7 @@ impl<'a> Search<'a> {
             matches!(
                 &items[*index].action,
                 Action::Do {
-                    operation: Operation::Place,
+                    operation: Invocation::Place,
                     ..
                 }
             )
@@ -225,7 +225,7 @@ impl<'a> Search<'a> {
 fn relevant(items: &[Item]) -> Vec<Item> {
     let is_read = |value: u64| {
         items.iter().any(|item| {
-            matches!(&item.action, Action::Do { outcome: Some(Outcome::Value(read)), .. } if *read == value)
+            matches!(&item.action, Action::Do { outcome: Some(Response::Value(read)), .. } if *read == value)
         })
     };
     let vanishes_at = |at: &Time| {
@@ -237,11 +237,12 @@ fn relevant(items: &[Item]) -> Vec<Item> {
         _ if item.completed < NEVER => true,
         // Events after a write that no client read are as good without it.
         Action::Do {
-            operation: Operation::Write(value),
+            operation: Invocation::Write(value),
             ..
         } => is_read(*value),
         Action::Do {
-            operation: Operation::Read | Operation::Lookup | Operation::Test | Operation::ReadAt(_),
+            operation:
+                Invocation::Read | Invocation::Lookup | Invocation::Test | Invocation::ReadAt(_),
             ..
         } => false,
         Action::Do { .. } => !item.is_observation(),
@@ -260,10 +261,10 @@ pub(super) fn unmade(items: &[Item]) -> Vec<u64> {
     };
     let mut unmade: Vec<_> = outcomes()
         .filter_map(|outcome| match outcome {
-            Outcome::Found(inode) => Some(inode),
+            Response::Found(inode) => Some(inode),
             _ => None,
         })
-        .filter(|inode| !outcomes().any(|outcome| outcome == Outcome::Made(*inode)))
+        .filter(|inode| !outcomes().any(|outcome| outcome == Response::Made(*inode)))
         .collect();
     unmade.sort_unstable();
     unmade.dedup();

@@ -1,6 +1,6 @@
 //! Possible values of a key, and their changes: the models that histories are compared with.
 
-use super::history::{Action, Item, Key, Operation, Outcome};
+use super::history::{Action, Invocation, Item, Key, Response};
 use super::time::Time;
 
 /// Value of a key.
@@ -152,10 +152,10 @@ impl State {
                 continue;
             };
             let left = match (operation, outcome) {
-                (Operation::Write(value), _) => State::Block(Block::new(*value)),
-                (_, Some(Outcome::Made(inode))) => State::entry(Some(*inode)),
-                (Operation::Place, _) => State::entry(Some(PLACED)),
-                (_, Some(Outcome::Granted)) => State::lock(Some(*client)),
+                (Invocation::Write(value), _) => State::Block(Block::new(*value)),
+                (_, Some(Response::Made(inode))) => State::entry(Some(*inode)),
+                (Invocation::Place, _) => State::entry(Some(PLACED)),
+                (_, Some(Response::Granted)) => State::lock(Some(*client)),
                 _ => continue,
             };
             if !states.contains(&left) {
@@ -198,7 +198,7 @@ impl State {
 }
 
 fn list_after(list: &[u64], action: &Action) -> Option<Vec<u64>> {
-    use Operation::{Append, Clear, Collapse, Insert, ReadAt};
+    use Invocation::{Append, Clear, Collapse, Insert, ReadAt};
     let Action::Do {
         operation, outcome, ..
     } = action
@@ -208,19 +208,19 @@ fn list_after(list: &[u64], action: &Action) -> Option<Vec<u64>> {
     let length = list.len() as u64;
     let mut list = list.to_vec();
     match (*operation, *outcome) {
-        (Append(_), Some(Outcome::At(index))) if index != length => return None,
+        (Append(_), Some(Response::At(index))) if index != length => return None,
         (Append(value), _) => list.push(value),
-        (Insert(at), Some(Outcome::Written) | None) if at < length => {
+        (Insert(at), Some(Response::Written) | None) if at < length => {
             list.insert(at as usize, HOLE);
         }
-        (Insert(at), Some(Outcome::Refused)) if at >= length => {}
-        (Collapse(at), Some(Outcome::Written) | None) if at + 1 < length => {
+        (Insert(at), Some(Response::Refused)) if at >= length => {}
+        (Collapse(at), Some(Response::Written) | None) if at + 1 < length => {
             list.remove(at as usize);
         }
-        (Collapse(at), Some(Outcome::Refused)) if at + 1 >= length => {}
+        (Collapse(at), Some(Response::Refused)) if at + 1 >= length => {}
         (Clear, _) => list.clear(),
-        (ReadAt(at), Some(Outcome::Value(value))) if list.get(at as usize) == Some(&value) => {}
-        (ReadAt(at), Some(Outcome::Missing)) if at >= length => {}
+        (ReadAt(at), Some(Response::Value(value))) if list.get(at as usize) == Some(&value) => {}
+        (ReadAt(at), Some(Response::Missing)) if at >= length => {}
         _ => return None,
     }
     Some(list)
@@ -230,12 +230,12 @@ fn block_after(block: &Block, action: &Action) -> Vec<Block> {
     match action {
         Action::Takeover(at) => block.take_over(*at),
         Action::Do {
-            operation: Operation::Write(value),
+            operation: Invocation::Write(value),
             vanishes,
             ..
         } => vec![block.write(*value, vanishes)],
         Action::Do {
-            outcome: Some(Outcome::Value(value)),
+            outcome: Some(Response::Value(value)),
             ..
         } if block.value() == Some(*value) => vec![block.clone()],
         _ => Vec::new(),
@@ -244,7 +244,7 @@ fn block_after(block: &Block, action: &Action) -> Vec<Block> {
 
 /// `unmade`: inodes that were found, and not made by a creation that was answered.
 fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u64]) -> Vec<State> {
-    use Operation::{Create, Lookup, Place, Remove};
+    use Invocation::{Create, Lookup, Place, Remove};
     let Action::Do {
         operation, outcome, ..
     } = action
@@ -256,7 +256,7 @@ fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u
         guessed: guessed.to_vec(),
     };
     match (operation, outcome, inode) {
-        (Create, Some(Outcome::Made(made)), None) => vec![becomes(Some(*made))],
+        (Create, Some(Response::Made(made)), None) => vec![becomes(Some(*made))],
         (Create, None, None) => {
             let guess = |made: &u64| {
                 let mut guessed = guessed.to_vec();
@@ -268,10 +268,12 @@ fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u
             let free = unmade.iter().filter(|made| !guessed.contains(made));
             free.map(guess).chain([becomes(Some(UNSEEN))]).collect()
         }
-        (Create, Some(Outcome::Exists), Some(_)) => vec![becomes(inode)],
-        (Remove, Some(Outcome::Removed) | None, Some(_)) => vec![becomes(None)],
-        (Remove | Lookup, Some(Outcome::Missing), None) => vec![becomes(None)],
-        (Lookup, Some(Outcome::Found(found)), Some(inode)) if [*found, PLACED].contains(&inode) => {
+        (Create, Some(Response::Exists), Some(_)) => vec![becomes(inode)],
+        (Remove, Some(Response::Removed) | None, Some(_)) => vec![becomes(None)],
+        (Remove | Lookup, Some(Response::Missing), None) => vec![becomes(None)],
+        (Lookup, Some(Response::Found(found)), Some(inode))
+            if [*found, PLACED].contains(&inode) =>
+        {
             vec![becomes(Some(*found))]
         }
         (Place, _, _) => vec![becomes(Some(PLACED))],
@@ -280,7 +282,7 @@ fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u
 }
 
 fn lock_after(holder: Option<u32>, expired: &[(u32, Time)], item: &Item) -> Vec<State> {
-    use Operation::{Acquire, Release};
+    use Invocation::{Acquire, Release};
     let becomes = |holder| {
         vec![State::Lock {
             holder,
@@ -309,17 +311,21 @@ fn lock_after(holder: Option<u32>, expired: &[(u32, Time)], item: &Item) -> Vec<
         !expired.iter().any(ended)
     };
     match (operation, outcome) {
-        (Acquire, Some(Outcome::Granted) | None) if (holder.is_none() || is_mine) && is_alive() => {
+        (Acquire, Some(Response::Granted) | None)
+            if (holder.is_none() || is_mine) && is_alive() =>
+        {
             becomes(Some(client))
         }
-        (Acquire, Some(Outcome::Refused)) if holder.is_some() && !is_mine => becomes(holder),
-        (Release, Some(Outcome::Released) | None) if is_mine => becomes(None),
-        (Operation::Test, Some(Outcome::Refused)) if holder.is_some() && !is_mine => {
+        (Acquire, Some(Response::Refused)) if holder.is_some() && !is_mine => becomes(holder),
+        (Release, Some(Response::Released) | None) if is_mine => becomes(None),
+        (Invocation::Test, Some(Response::Refused)) if holder.is_some() && !is_mine => {
             becomes(holder)
         }
-        (Operation::Test, Some(Outcome::NotHeld)) if holder.is_none() || is_mine => becomes(holder),
-        (Release, Some(Outcome::Gone)) => becomes(holder.filter(|_| !is_mine)),
-        (Release, Some(Outcome::NotHeld)) if !is_mine => becomes(holder),
+        (Invocation::Test, Some(Response::NotHeld)) if holder.is_none() || is_mine => {
+            becomes(holder)
+        }
+        (Release, Some(Response::Gone)) => becomes(holder.filter(|_| !is_mine)),
+        (Release, Some(Response::NotHeld)) if !is_mine => becomes(holder),
         _ => Vec::new(),
     }
 }

@@ -19,7 +19,7 @@ use protocol::wire::{Acknowledge, ErrorCode, FileId, Held, Operation, Outcome};
 use protocol::{Defects, Mode, Options, UnitMap};
 use store::FileKind;
 
-use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
+use super::history::{History, Id, Invocation, Key, Response};
 use super::keeping::{self, Keeping};
 use super::waits::WaitLog;
 use keys::{keys, renamed};

@@ -4,8 +4,8 @@ use client::FileKind;
 use pmem::Simulation;
 
 use super::{Bounds, Counts, Explorer, Prepared, Run};
+use crate::call::{At, Call};
 use crate::embedded::Embedded;
-use crate::operation::{At, Operation};
 use crate::pool::options;
 use store::{Defects, read_superblock};
 
@@ -47,14 +47,14 @@ pub fn explore_grow(old: &Prepared, length: u64, bounds: Bounds) -> Result<Count
 }
 
 /// Operations that take so many blocks and inodes and some more.
-fn more_than(blocks: u64, inodes: u64) -> Vec<Operation> {
+fn more_than(blocks: u64, inodes: u64) -> Vec<Call> {
     let path = |index: u64| format!("grown-{index}");
-    let make = |index| Operation::Make {
+    let make = |index| Call::Make {
         path: path(index),
         kind: FileKind::Regular,
         permissions: 0o600,
     };
-    let write = |index| Operation::Write {
+    let write = |index| Call::Write {
         path: path(index),
         at: At::End,
         length: 20 * 4096 + 100,

@@ -10,8 +10,8 @@ use pmem::{Moment, Random, Region, Simulation};
 use store::{CheckOptions, Defects};
 
 use super::{Bounds, Counts, Recorder};
+use crate::call::{At, Call, Errno, System};
 use crate::embedded::Embedded;
-use crate::operation::{At, Errno, Operation, System};
 use crate::pool::options;
 use crate::tree::{Tree, snapshot};
 
@@ -176,26 +176,26 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 /// Allocates and frees blocks and inodes: errors of recovery about them become visible.
 fn work(system: &mut Embedded) -> Result<(), String> {
     let path = || "probe".to_string();
-    let write = |offset, length| Operation::Write {
+    let write = |offset, length| Call::Write {
         path: path(),
         at: At::Offset(offset),
         length,
         fill: 1,
     };
     let operations = [
-        Operation::Make {
+        Call::Make {
             path: path(),
             kind: FileKind::Regular,
             permissions: 0o600,
         },
         write(100, 5000),
         write(8192, 40_960),
-        Operation::Truncate {
+        Call::Truncate {
             path: path(),
             size: 9000,
         },
         write(9000, 9000),
-        Operation::Unlink { path: path() },
+        Call::Unlink { path: path() },
     ];
     let flags = set_root_flags(system, FileFlags::default())?;
     for operation in operations {

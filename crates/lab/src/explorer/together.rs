@@ -11,16 +11,16 @@ use client::FileSystem;
 use pmem::{Moment, Simulation};
 
 use super::{Explorer, Prepared, Run};
+use crate::call::{Call, System};
 use crate::embedded::Embedded;
 use crate::model::Model;
-use crate::operation::{Operation, System};
 use crate::pool::options;
 use crate::tree::Tree;
 
 /// Operations of two threads at the same time. Neither may depend on the other: their operations must succeed in every
 /// order and lead to the same tree.
 #[derive(Clone, Debug)]
-pub struct Duet(pub [Vec<Operation>; 2]);
+pub struct Duet(pub [Vec<Call>; 2]);
 
 /// Progress of the threads.
 #[derive(Default)]
@@ -57,7 +57,7 @@ impl Progress {
         &self,
         thread: usize,
         file_system: FileSystem,
-        operations: &[Operation],
+        operations: &[Call],
     ) -> Result<(), String> {
         let mut system = Embedded::new(file_system);
         for operation in operations {
@@ -186,8 +186,8 @@ impl Explorer {
     pub fn explore_stage(
         &mut self,
         prepared: &Prepared,
-        first: &Operation,
-        second: &Operation,
+        first: &Call,
+        second: &Call,
         fence: u64,
     ) -> Result<bool, String> {
         let duet = Duet([vec![first.clone()], vec![second.clone()]]);

@@ -3,7 +3,7 @@
 use client::FileKind;
 
 use super::{Inode, Model, Result};
-use crate::operation::{Acl, Errno, Facts, Operation};
+use crate::call::{Acl, Call, Errno, Facts};
 
 /// The list that counts for a file, and the one that a directory hands on.
 pub(super) type Acls = [Option<Acl>; 2];
@@ -63,8 +63,8 @@ fn note(facts: &mut Facts, which: usize, acl: Option<&Acl>) {
 }
 
 impl Model {
-    pub(super) fn set_acl(&mut self, operation: &Operation) -> Result<()> {
-        let Operation::SetAcl {
+    pub(super) fn set_acl(&mut self, operation: &Call) -> Result<()> {
+        let Call::SetAcl {
             path,
             is_default,
             acl,

@@ -4,11 +4,11 @@ use client::{FileKind, RenameMode};
 
 use super::walk::ResolvedPath;
 use super::{Body, Inode, Model, ROOT, Result};
-use crate::operation::{Answer, Errno, Operation, Outcome};
+use crate::call::{Answer, Call, Errno, Outcome};
 
 impl Model {
-    pub(super) fn apply_to_names(&mut self, operation: &Operation) -> Answer {
-        use Operation::*;
+    pub(super) fn apply_to_names(&mut self, operation: &Call) -> Answer {
+        use Call::*;
         match operation {
             Make {
                 path,

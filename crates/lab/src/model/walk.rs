@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{Body, Model, ROOT, Result};
-use crate::operation::Errno;
+use crate::call::Errno;
 
 /// Symbolic links that a path may lead through.
 const LINKS_MAX: u32 = 40;

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    Access, Event, Export, Failure, Key, Operation, Options, Refusal, RegionDescriptor,
-    Registration, RemoteRegion, Source, WorkRequest,
+    Access, Event, Export, Failure, Key, Options, Refusal, RegionDescriptor, Registration,
+    RemoteRegion, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -131,7 +131,7 @@ impl Worker {
     }
 
     /// Posts as soon as there is room, unless the endpoint is lost.
-    fn post(&mut self, id: u64, operation: Operation<'_>) {
+    fn post(&mut self, id: u64, operation: Work<'_>) {
         let start = Instant::now();
         loop {
             match self
@@ -150,9 +150,9 @@ impl Worker {
 
     fn work(&mut self, number: u64) {
         let at = self.remote.expect("it is joined").at(0);
-        self.post(2 * number, Operation::FetchAndAdd { at, addend: 1 });
+        self.post(2 * number, Work::FetchAndAdd { at, addend: 1 });
         let bytes = number.to_le_bytes();
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(&bytes),
             immediate: None,
         };
@@ -170,7 +170,7 @@ impl Worker {
             memory: None,
         };
         let remote = self.near.queue.import(self.near.id, lie).unwrap();
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Inline(b"forbidden"),
             to: remote.at(0),
             immediate: None,
@@ -290,7 +290,7 @@ fn died() {
 /// Posts a message as soon as there is room, unless the endpoint is lost.
 fn post_number(near: &mut End, number: u64, posted: &mut Vec<u64>) {
     let bytes = number.to_le_bytes();
-    let send = Operation::Send {
+    let send = Work::Send {
         from: Source::Inline(&bytes),
         immediate: None,
     };

@@ -10,8 +10,8 @@ use crate::{Cases, open};
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::verbs::Verbs;
 use fabric::{
-    Access, Device, EndpointId, Error, Event, Export, Failure, GroupAddress, GroupId, Key,
-    Operation, Options, Parameters, Peer, Queue, RegionDescriptor, Role, Source, WorkRequest,
+    Access, Device, EndpointId, Error, Event, Export, Failure, GroupAddress, GroupId, Key, Options,
+    Parameters, Peer, Queue, RegionDescriptor, Role, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -106,7 +106,7 @@ impl End {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(bytes),
             immediate: None,
         };
@@ -407,7 +407,7 @@ fn refused_while_idle() {
         memory: None,
     };
     let remote = near.queue.import(near.id, lie).unwrap();
-    let write = Operation::Write {
+    let write = Work::Write {
         from: Source::Inline(b"forbidden"),
         to: remote.at(0),
         immediate: None,
@@ -435,7 +435,7 @@ fn foreign_memory() {
     ];
     for (id, from) in (0..).zip(sources) {
         let immediate = None;
-        let send = Operation::Send { from, immediate };
+        let send = Work::Send { from, immediate };
         let request = WorkRequest::new(id, send).quiet();
         near.queue.post(near.id, &request).unwrap();
     }

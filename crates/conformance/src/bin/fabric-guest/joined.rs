@@ -10,8 +10,8 @@ use connections::control::{self, Address, Identity, Listener, Local, Note, PeerS
 use connections::keys;
 use connections::transports::{Transports, Wanted};
 use fabric::{
-    Access, EndpointId, Event, Failure, GroupAddress, GroupId, Operation, Options, Origin,
-    Provider, Queue, Registration, RemoteRegion, Source, WorkRequest,
+    Access, EndpointId, Event, Failure, GroupAddress, GroupId, Options, Origin, Provider, Queue,
+    Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -154,7 +154,7 @@ impl Node {
     }
 
     fn say(&mut self, to: &Joined, bytes: &[u8]) {
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(bytes),
             immediate: None,
         };
@@ -165,7 +165,7 @@ impl Node {
         queue.submit();
     }
 
-    fn carry_out(&mut self, at: &Joined, operation: Operation<'_>) -> u64 {
+    fn carry_out(&mut self, at: &Joined, operation: Work<'_>) -> u64 {
         let queue = self.queue();
         queue
             .post(at.id(), &WorkRequest::new(1, operation))
@@ -257,7 +257,7 @@ fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
     let from = [memory.piece(AT, DATA)];
     node.carry_out(
         peer,
-        Operation::Write {
+        Work::Write {
             from: Source::Pieces(&from),
             to: peer.remote.at(AT),
             immediate: None,
@@ -266,7 +266,7 @@ fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
     let back = AT + u64::from(DATA).next_multiple_of(4096);
     let into = [memory.piece(back, DATA)];
     let from = peer.remote.at(AT);
-    node.carry_out(peer, Operation::Read { into: &into, from });
+    node.carry_out(peer, Work::Read { into: &into, from });
     let mut bytes = vec![0; DATA as usize];
     memory.region().read(back, &mut bytes);
     assert!(bytes == pattern(seed), "not what was written is read");
@@ -274,9 +274,9 @@ fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
     assert_eq!(node.hear(peer), b"right");
 
     let at = peer.remote.at(0);
-    let add = Operation::FetchAndAdd { at, addend: 5 };
+    let add = Work::FetchAndAdd { at, addend: 5 };
     let before = node.carry_out(peer, add);
-    let swap = |expected, new| Operation::CompareAndSwap { at, expected, new };
+    let swap = |expected, new| Work::CompareAndSwap { at, expected, new };
     assert_eq!(node.carry_out(peer, swap(before, 1)), before + 5);
     assert_eq!(node.carry_out(peer, swap(before + 5, before)), before + 5);
     assert_eq!(node.carry_out(peer, swap(before, before)), before);

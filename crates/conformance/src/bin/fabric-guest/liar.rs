@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use fabric::{
-    EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Queue, Role, Source,
-    WorkRequest,
+    EndpointId, Event, Failure, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest,
 };
-use verbs::{Data, Operation as Work, Patience, Receive, Remote};
+use verbs::{Data, Patience, Receive, Remote, Verb};
 
 use crate::raw::RawEnd;
 use crate::{Cases, open};
@@ -52,7 +51,7 @@ pub fn run(cases: &mut Cases) {
     };
     cases.run(
         "fabric: a write to nowhere",
-        asks(Work::Write {
+        asks(Verb::Write {
             data: Data::Inline(b"forbidden"),
             remote: NOWHERE,
             immediate: Some(1),
@@ -61,7 +60,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("fabric: announcements without end", || {
         let mut target = Target::new();
         for _ in 0..9 {
-            target.post(Work::Write {
+            target.post(Verb::Write {
                 data: Data::Pieces(&[]),
                 remote: NOWHERE,
                 immediate: Some(1),
@@ -90,7 +89,7 @@ fn without_buffers() {
     let mut target = Target::new();
     for id in 0..COUNT {
         let bytes = id.to_le_bytes();
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(&bytes),
             immediate: None,
         };
@@ -213,14 +212,14 @@ impl Target {
             [] => Data::Pieces(&[]),
             _ => Data::Pieces(&piece),
         };
-        self.post(Work::Send {
+        self.post(Verb::Send {
             data,
             immediate: None,
         });
     }
 
     /// Posts, and waits for the end, while the target does not poll.
-    fn post(&mut self, operation: Work<'_>) {
+    fn post(&mut self, operation: Verb<'_>) {
         self.end.post(true, operation);
         let mut room = [verbs::Completion::default()];
         let start = Instant::now();
@@ -255,7 +254,7 @@ impl Target {
 
     fn others_go_on(&mut self) {
         let [to_target, to_honest] = self.ids;
-        let send = Operation::Send {
+        let send = Work::Send {
             from: Source::Inline(b"honest"),
             immediate: None,
         };

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::Instant;
 
 use fabric::{
-    Access, Event, GroupAddress, GroupId, Operation, Options, Queue, Registration, Remote, Source,
+    Access, Event, GroupAddress, GroupId, Options, Queue, Registration, Remote, Source, Work,
     WorkRequest,
 };
-use verbs::Operation as Work;
+use verbs::Verb;
 
 use crate::faults::LONG;
 use crate::raw::{self, RawEnd};
@@ -144,7 +144,7 @@ fn reads(setup: &dyn Setup) {
     let mut tako = |count| {
         for id in 0..count {
             let into = [memory.piece(0, 4096)];
-            let read = Operation::Read { into: &into, from };
+            let read = Work::Read { into: &into, from };
             ends.pair.post(WorkRequest::new(id, read));
             ends.finish(1);
         }
@@ -155,7 +155,7 @@ fn reads(setup: &dyn Setup) {
             let remote = far.memory.remote(0);
             near.post(
                 true,
-                Work::Read {
+                Verb::Read {
                     into: &into,
                     remote,
                 },
@@ -177,7 +177,7 @@ fn pings(setup: &dyn Setup) {
     let mut events = Vec::new();
     let mut ping = |side: &mut Queue, other: &mut Queue, endpoint, memory: &Registration, to| {
         let pieces = [memory.piece(0, 8)];
-        let write = Operation::Write {
+        let write = Work::Write {
             from: Source::Pieces(&pieces),
             to,
             immediate: Some(1),
@@ -274,7 +274,7 @@ fn writes(
         let to = ends.remote();
         for id in 0..count {
             let pieces = [ends.near.piece(0, raw::LENGTH as u32)];
-            let write = Operation::Write {
+            let write = Work::Write {
                 from: Source::Pieces(&pieces),
                 to,
                 immediate: None,
@@ -311,7 +311,7 @@ fn signals(setup: &dyn Setup) {
         let to = ends.remote();
         move |count| {
             for id in 0..count {
-                let write = Operation::Write {
+                let write = Work::Write {
                     from: Source::Inline(b"12345678"),
                     to,
                     immediate: None,
@@ -356,7 +356,7 @@ fn inline(setup: &dyn Setup) {
                     false => Source::Pieces(&pieces),
                 };
                 let immediate = None;
-                let send = Operation::Send { from, immediate };
+                let send = Work::Send { from, immediate };
                 ends.pair.post(WorkRequest::new(id, send).quiet());
                 ends.pair.near.queue.submit();
                 while ends.pair.far.messages.is_empty() {
@@ -415,7 +415,7 @@ fn multicast(setup: &dyn Setup) {
         let (sender, receivers) = &mut *ends.borrow_mut();
         for _ in 0..count {
             for id in &ids {
-                let send = Operation::Send {
+                let send = Work::Send {
                     from: data,
                     immediate: Some(1),
                 };
@@ -451,8 +451,8 @@ fn payloads(setup: &dyn Setup) {
                 let from = Source::Pieces(&pieces);
                 let immediate = Some(1);
                 let operation = match in_message {
-                    true => Operation::Send { from, immediate },
-                    false => Operation::Write {
+                    true => Work::Send { from, immediate },
+                    false => Work::Write {
                         from,
                         to,
                         immediate,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pmem::Region;
 use verbs::{
-    Completion, CompletionQueue, Data, Device, Domain, Operation, Patience, QueuePair, Queues,
-    Receive, Registration, Request, Rights, Status, Wanted,
+    Completion, CompletionQueue, Data, Device, Domain, Patience, QueuePair, Queues, Receive,
+    Registration, Request, Rights, Status, Verb, Wanted,
 };
 
 pub const LENGTH: u64 = 1 << 20;
@@ -48,7 +48,7 @@ impl RawEnd {
         }
     }
 
-    pub fn post(&self, signaled: bool, operation: Operation<'_>) {
+    pub fn post(&self, signaled: bool, operation: Verb<'_>) {
         let request = Request {
             id: 1,
             signaled,
@@ -92,7 +92,7 @@ impl RawEnd {
 
     pub fn write(&self, length: u32, to: &RawEnd, immediate: Option<u32>) {
         let pieces = [self.memory.piece(0, length)];
-        let operation = Operation::Write {
+        let operation = Verb::Write {
             data: Data::Pieces(&pieces),
             remote: to.memory.remote(0),
             immediate,

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use verbs::{
-    Address, Completion, Data, Error, GRH, GROUP_QUEUE_PAIR, Group, Kind, Operation, Patience,
-    Peer, QueuePair, Receive, Request, SharedReceiveQueue, State,
+    Address, Completion, Data, Error, GRH, GROUP_QUEUE_PAIR, Group, Kind, Patience, Peer,
+    QueuePair, Receive, Request, SharedReceiveQueue, State, Verb,
 };
 
 use crate::Cases;
@@ -53,7 +53,7 @@ fn messages() {
     let pieces = [a.memory.piece(0, 10_000)];
     let word = request(
         2,
-        Operation::Send {
+        Verb::Send {
             data: Data::Pieces(&[]),
             immediate: Some(0x1234_5678),
         },
@@ -96,7 +96,7 @@ fn one_sided() {
     let remote = b.remote(333);
     near.post(&[request(
         2,
-        Operation::Read {
+        Verb::Read {
             into: &into,
             remote,
         },
@@ -126,7 +126,7 @@ fn reads_that_wait() {
     for number in 0..READS {
         let at = u64::from(number) * 1000;
         let into = [a.memory.piece(at, 1000)];
-        let read = Operation::Read {
+        let read = Verb::Read {
             into: &into,
             remote: remote.plus(at),
         };
@@ -148,7 +148,7 @@ fn write_with_word() {
     // Of the receive request the completion is used, not the memory.
     far.post_receives(&[Receive { id: 9, into: &[] }]).unwrap();
     let pieces = [a.memory.piece(0, 5000)];
-    let operation = Operation::Write {
+    let operation = Verb::Write {
         data: Data::Pieces(&pieces),
         remote: b.remote(64),
         immediate: Some(42),
@@ -198,7 +198,7 @@ fn atomics() {
     let into = a.memory.piece(0, 8);
     let remote = b.remote(80);
     let swap = |id, expected, new| {
-        let operation = Operation::CompareAndSwap {
+        let operation = Verb::CompareAndSwap {
             into,
             remote,
             expected,
@@ -213,7 +213,7 @@ fn atomics() {
     }
     near.post(&[request(
         3,
-        Operation::FetchAndAdd {
+        Verb::FetchAndAdd {
             into,
             remote,
             add: 1 << 40,
@@ -233,13 +233,13 @@ fn inline() {
     let immediate = None;
     let message = request(
         1,
-        Operation::Send {
+        Verb::Send {
             data: Data::Inline(&bytes),
             immediate,
         },
     );
     let remote = b.remote(8192);
-    let operation = Operation::Write {
+    let operation = Verb::Write {
         data: Data::Inline(&bytes),
         remote,
         immediate,
@@ -368,7 +368,7 @@ fn datagrams() {
     a.fill(0, &pattern(6, 1000));
     b.receive_datagram(&far, 3, 0, 4096);
     let pieces = [a.memory.piece(0, 1000)];
-    let operation = Operation::SendTo {
+    let operation = Verb::SendTo {
         data: Data::Pieces(&pieces),
         immediate: Some(99),
         address: &address,
@@ -416,7 +416,7 @@ fn multicast() {
         .collect();
     let message = |id| {
         let data = Data::Inline(b"to all");
-        let operation = Operation::SendTo {
+        let operation = Verb::SendTo {
             data,
             immediate: Some(5),
             address: to.address(),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use pmem::Region;
 use verbs::{
-    Completion, CompletionQueue, Data, Device, Domain, GRH, Operation, Patience, Piece, QueuePair,
-    Queues, Receive, Registration, Remote, Request, Rights, SharedReceiveQueue, Status, Wanted,
+    Completion, CompletionQueue, Data, Device, Domain, GRH, Patience, Piece, QueuePair, Queues,
+    Receive, Registration, Remote, Request, Rights, SharedReceiveQueue, Status, Verb, Wanted,
 };
 
 pub const LENGTH: u64 = 1 << 20;
@@ -154,7 +154,7 @@ pub fn connected(a: &Endpoint, b: &Endpoint) -> (Arc<QueuePair>, Arc<QueuePair>)
     pairs
 }
 
-pub fn request(id: u64, operation: Operation<'_>) -> Request<'_> {
+pub fn request(id: u64, operation: Verb<'_>) -> Request<'_> {
     Request {
         id,
         signaled: true,
@@ -167,7 +167,7 @@ pub fn send<'a>(id: u64, pieces: &'a [Piece<'a>]) -> Request<'a> {
     let data = Data::Pieces(pieces);
     request(
         id,
-        Operation::Send {
+        Verb::Send {
             data,
             immediate: None,
         },
@@ -179,7 +179,7 @@ pub fn write<'a>(id: u64, pieces: &'a [Piece<'a>], remote: Remote) -> Request<'a
     let immediate = None;
     request(
         id,
-        Operation::Write {
+        Verb::Write {
             data,
             remote,
             immediate,

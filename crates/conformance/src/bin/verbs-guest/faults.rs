@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Address, CompletionQueue, Data, Event, GROUP_QUEUE_PAIR, Group, Operation, Patience, QueuePair,
-    Queues, Registration, Remote, State, Status,
+    Address, CompletionQueue, Data, Event, GROUP_QUEUE_PAIR, Group, Patience, QueuePair, Queues,
+    Registration, Remote, State, Status, Verb,
 };
 
 use crate::Cases;
@@ -263,7 +263,7 @@ fn datagrams(a: &Endpoint, b: &Endpoint, count: u64) -> usize {
     let name = Ipv4Addr::new(239, 1, 2, 4);
     let groups = [a, b].map(|endpoint| Group::join(&endpoint.domain, name, 10_000).unwrap());
     let _attached = groups[1].attach(&receiver).unwrap();
-    let to = |address, queue_pair| Operation::SendTo {
+    let to = |address, queue_pair| Verb::SendTo {
         data: Data::Inline(b"datagram"),
         immediate: None,
         address,

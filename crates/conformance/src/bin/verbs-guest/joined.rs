@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Data, GRH, GROUP_QUEUE_PAIR, Gid, Group, Operation, Patience, Peer, QueuePair, Remote, Status,
+    Data, GRH, GROUP_QUEUE_PAIR, Gid, Group, Patience, Peer, QueuePair, Remote, Status, Verb,
 };
 
 use crate::Cases;
@@ -154,7 +154,7 @@ fn writes(endpoint: &Endpoint, pair: &QueuePair, end: Remote, other: &mut Other,
     let remote = end.plus(5000);
     pair.post(&[request(
         2,
-        Operation::Read {
+        Verb::Read {
             into: &into,
             remote,
         },
@@ -180,7 +180,7 @@ fn multicast(endpoint: &Endpoint, others: &mut [Other], number: usize) {
             assert_eq!(other.hear(), "joined");
         }
         let sender = endpoint.datagram();
-        let operation = Operation::SendTo {
+        let operation = Verb::SendTo {
             data: Data::Inline(b"to all"),
             immediate: None,
             address: group.address(),

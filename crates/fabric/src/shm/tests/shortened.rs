@@ -87,11 +87,11 @@ fn a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process() {
         let remote = other.link.import(&mut queue, to);
         let all = [own.piece(0, BYTES as u32)];
         let (at, last) = (remote.at(0), remote.at(BYTES - 8));
-        let read = Operation::Read {
+        let read = Work::Read {
             into: &all,
             from: at,
         };
-        let write = |immediate| Operation::Write {
+        let write = |immediate| Work::Write {
             from: Source::Pieces(&all),
             to: at,
             immediate,
@@ -100,12 +100,12 @@ fn a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process() {
             0 => read,
             1 => write(None),
             2 => write(Some(9)),
-            3 => Operation::CompareAndSwap {
+            3 => Work::CompareAndSwap {
                 at: last,
                 expected: 0,
                 new: 1,
             },
-            _ => Operation::FetchAndAdd {
+            _ => Work::FetchAndAdd {
                 at: last,
                 addend: 1,
             },

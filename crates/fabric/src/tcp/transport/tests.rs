@@ -2,7 +2,7 @@
 
 use super::super::{Tcp, TcpOptions};
 use super::*;
-use crate::Operation;
+use crate::Work;
 
 const LATE: Duration = Duration::from_secs(240);
 const END: EndpointId = EndpointId(0);
@@ -59,7 +59,7 @@ fn a_joined_endpoint_cannot_be_late() {
 fn polled_data_is_reported_before_it_is_acknowledged() {
     let [mut near, mut far] = sides();
     far.poll(&mut Vec::new());
-    let operation = Operation::Send {
+    let operation = Work::Send {
         from: Source::Inline(b""),
         immediate: Some(7),
     };

@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 use pmem::Random;
 
 use super::super::linear::{explain_part, since, starts_of, unmade, until};
-use super::Operation::*;
-use super::Outcome::*;
+use super::Invocation::*;
+use super::Response::*;
 use super::tests::{BLOCK, ENTRY, Expiration, LOCK, PLACE, Step, history, is_right, step};
 use super::*;
 
@@ -36,7 +36,7 @@ fn long_history(seed: u64, key: Key, count: usize, clients: u32) -> Vec<Step> {
     steps
 }
 
-fn random_operation(random: &mut Random, key: Key, value: u64) -> Operation {
+fn random_operation(random: &mut Random, key: Key, value: u64) -> Invocation {
     match key {
         Key::Block { .. } => *random.pick(&[Write(value), Read, Read]),
         PLACE => *random.pick(&[Create, Remove, Lookup, Lookup, Place]),
@@ -84,7 +84,7 @@ impl Plain {
         self.writes.retain(|(write, _)| *write != index);
     }
 
-    fn carry_out(&mut self, step: &Step, index: usize) -> Outcome {
+    fn carry_out(&mut self, step: &Step, index: usize) -> Response {
         let client = Some(step.client);
         match step.operation {
             Write(value) => {

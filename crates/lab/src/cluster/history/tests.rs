@@ -1,5 +1,5 @@
-use super::Operation::*;
-use super::Outcome::*;
+use super::Invocation::*;
+use super::Response::*;
 use super::*;
 
 pub(super) const BLOCK: Key = Key::Block { file: 3, block: 1 };
@@ -18,8 +18,8 @@ pub(super) const LOCK: Key = Key::Lock { file: 3, part: 0 };
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) client: u32,
-    pub(super) operation: Operation,
-    pub(super) outcome: Outcome,
+    pub(super) operation: Invocation,
+    pub(super) outcome: Response,
     pub(super) from: Time,
     pub(super) to: Time,
     pub(super) vanishes: Vec<Time>,
@@ -27,8 +27,8 @@ pub(super) struct Step {
 
 pub(super) fn step(
     client: u32,
-    operation: Operation,
-    outcome: Outcome,
+    operation: Invocation,
+    outcome: Response,
     from: Time,
     to: Time,
 ) -> Step {

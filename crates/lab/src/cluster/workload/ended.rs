@@ -3,7 +3,7 @@
 use super::outcomes::{answer, is_refused};
 use super::wide::listed;
 use super::{
-    Acknowledge, Answered, ErrorCode, History, Lost, Operation, Outcome, Pending, SYNCED_WITHIN,
+    Acknowledge, ErrorCode, History, Lost, Operation, Outcome, Pending, Response, SYNCED_WITHIN,
     Ticket, Time, Unsynced, Worker, renamed,
 };
 
@@ -31,7 +31,7 @@ impl Worker {
         }
         for write in self.sent.extract_if(.., is_before).filter(|_| is_done) {
             for id in write.ids {
-                history.complete(id, Answered::Written, now);
+                history.complete(id, Response::Written, now);
             }
         }
     }

@@ -6,11 +6,11 @@ use protocol::wire::{ErrorCode, FileId, Operation};
 use super::locks::{all_parts, parts};
 use super::wide::Wide;
 use super::{
-    Answered, Asked, BLOCK, BLOCKS, History, Id, Key, NAMES, NOTHING, Time, XATTR_BLOCK, name,
+    BLOCK, BLOCKS, History, Id, Invocation, Key, NAMES, NOTHING, Response, Time, XATTR_BLOCK, name,
 };
 
 /// The part of a history that an operation is.
-pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
+pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Invocation)> {
     if let Some(list) = wide.list.filter(|_| wide.is_list(operation)) {
         let key = Key::List { file: list.inode };
         return list_keys(operation)
@@ -30,29 +30,29 @@ pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
                 let block = offset / BLOCK + index;
                 let value = u64::from_le_bytes(part[..8].try_into().expect("eight bytes"));
                 let file = file.inode;
-                (Key::Block { file, block }, Asked::Write(value))
+                (Key::Block { file, block }, Invocation::Write(value))
             };
             (0..).zip(parts).map(key).collect()
         }
         Operation::Read { file, offset, .. } => {
             let (file, block) = (file.inode, offset / BLOCK);
-            vec![(Key::Block { file, block }, Asked::Read)]
+            vec![(Key::Block { file, block }, Invocation::Read)]
         }
         Operation::SetAttributes { file, change } => {
             let (file, size) = (file.inode, change.size.unwrap_or(u64::MAX));
-            let key = |block| (Key::Block { file, block }, Asked::Write(NOTHING));
+            let key = |block| (Key::Block { file, block }, Invocation::Write(NOTHING));
             (size / BLOCK..BLOCKS).map(key).collect()
         }
-        Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
+        Operation::Create { name, .. } => vec![(entry(name), Invocation::Create)],
         Operation::Unlink { name, .. } | Operation::RemoveDirectory { name, .. } => {
-            vec![(entry(name), Asked::Remove)]
+            vec![(entry(name), Invocation::Remove)]
         }
-        Operation::Link { name, .. } => vec![(entry(name), Asked::Place)],
+        Operation::Link { name, .. } => vec![(entry(name), Invocation::Place)],
         Operation::SetXattr { file, value, .. } => {
             let value = value.first_chunk().copied().map_or(0, u64::from_le_bytes);
-            vec![(xattr(file), Asked::Write(value))]
+            vec![(xattr(file), Invocation::Write(value))]
         }
-        Operation::Xattr { file, .. } => vec![(xattr(file), Asked::Read)],
+        Operation::Xattr { file, .. } => vec![(xattr(file), Invocation::Read)],
         Operation::Rename {
             name,
             new_name,
@@ -60,23 +60,23 @@ pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
             ..
         } => {
             let gone = match mode {
-                RenameMode::Exchange => Asked::Place,
-                _ => Asked::Remove,
+                RenameMode::Exchange => Invocation::Place,
+                _ => Invocation::Remove,
             };
-            vec![(entry(name), gone), (entry(new_name), Asked::Place)]
+            vec![(entry(name), gone), (entry(new_name), Invocation::Place)]
         }
-        Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
-        Operation::SetLock { file, lock } => locks(file, lock, Asked::Acquire),
-        Operation::Unlock { file, range } => locks(file, range, Asked::Release),
+        Operation::Lookup { name, .. } => vec![(entry(name), Invocation::Lookup)],
+        Operation::SetLock { file, lock } => locks(file, lock, Invocation::Acquire),
+        Operation::Unlock { file, range } => locks(file, range, Invocation::Release),
         _ => wide_keys(operation, wide),
     }
 }
 
 /// The same, of operations that only wide work has.
-fn wide_keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
+fn wide_keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Invocation)> {
     match operation {
-        Operation::UnlockHandle { file, .. } => locks(file, &all_parts(), Asked::Release),
-        Operation::TestLock { file, lock } => locks(file, lock, Asked::Test),
+        Operation::UnlockHandle { file, .. } => locks(file, &all_parts(), Invocation::Release),
+        Operation::TestLock { file, lock } => locks(file, lock, Invocation::Test),
         Operation::Fallocate {
             file,
             mode: Fallocate::PunchHole | Fallocate::ZeroRange { .. },
@@ -84,16 +84,18 @@ fn wide_keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
             ..
         } => {
             let (file, block) = (file.inode, offset / BLOCK);
-            vec![(Key::Block { file, block }, Asked::Write(NOTHING))]
+            vec![(Key::Block { file, block }, Invocation::Write(NOTHING))]
         }
         Operation::CopyRange { to, to_offset, .. } => {
             let (file, block) = (to.inode, to_offset / BLOCK);
-            vec![(Key::Block { file, block }, Asked::Write(wide.copied))]
+            vec![(Key::Block { file, block }, Invocation::Write(wide.copied))]
         }
-        Operation::RemoveXattr { file, .. } => vec![(xattr(file), Asked::Write(NOTHING))],
+        Operation::RemoveXattr { file, .. } => vec![(xattr(file), Invocation::Write(NOTHING))],
         Operation::ReadDirectory { .. } => {
             let names = names();
-            names.map(|name| (entry(&name), Asked::Lookup)).collect()
+            names
+                .map(|name| (entry(&name), Invocation::Lookup))
+                .collect()
         }
         _ => Vec::new(),
     }
@@ -118,18 +120,18 @@ pub(super) fn names() -> impl Iterator<Item = Vec<u8>> {
     (0..NAMES + 2).map(name)
 }
 
-fn list_keys(operation: &Operation) -> Option<Asked> {
+fn list_keys(operation: &Operation) -> Option<Invocation> {
     Some(match operation {
         Operation::Write { data, .. } => {
-            Asked::Append(data.first_chunk().copied().map_or(0, u64::from_le_bytes))
+            Invocation::Append(data.first_chunk().copied().map_or(0, u64::from_le_bytes))
         }
         Operation::Fallocate { mode, offset, .. } => match mode {
-            Fallocate::InsertRange => Asked::Insert(offset / BLOCK),
-            Fallocate::CollapseRange => Asked::Collapse(offset / BLOCK),
+            Fallocate::InsertRange => Invocation::Insert(offset / BLOCK),
+            Fallocate::CollapseRange => Invocation::Collapse(offset / BLOCK),
             _ => return None,
         },
-        Operation::SetAttributes { .. } => Asked::Clear,
-        Operation::Read { offset, .. } => Asked::ReadAt(offset / BLOCK),
+        Operation::SetAttributes { .. } => Invocation::Clear,
+        Operation::Read { offset, .. } => Invocation::ReadAt(offset / BLOCK),
         _ => return None,
     })
 }
@@ -143,15 +145,15 @@ pub(super) fn renamed(
 ) {
     match (error, mode) {
         (None, RenameMode::Exchange) => {
-            history.complete(from, Answered::Placed, now);
-            history.complete(to, Answered::Placed, now);
+            history.complete(from, Response::Placed, now);
+            history.complete(to, Response::Placed, now);
         }
         (None, _) => {
-            history.complete(from, Answered::Removed, now);
-            history.complete(to, Answered::Placed, now);
+            history.complete(from, Response::Removed, now);
+            history.complete(to, Response::Placed, now);
         }
         (Some(ErrorCode::NotFound), RenameMode::Replace) => {
-            history.complete(from, Answered::Missing, now);
+            history.complete(from, Response::Missing, now);
             history.withdraw(to);
         }
         // Which name it was is not known.
@@ -164,7 +166,7 @@ pub(super) fn renamed(
     }
 }
 
-fn locks(file: &FileId, lock: &Lock, asked: Asked) -> Vec<(Key, Asked)> {
+fn locks(file: &FileId, lock: &Lock, asked: Invocation) -> Vec<(Key, Invocation)> {
     let file = file.inode;
     let parts = parts(lock).into_iter();
     parts

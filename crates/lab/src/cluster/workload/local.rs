@@ -3,7 +3,7 @@
 use pmem::Random;
 use protocol::wire::{Details, Operation, Outcome};
 
-use super::{Answered, BLOCK, BLOCKS, History, Id, Time, Worker, answer, keys};
+use super::{BLOCK, BLOCKS, History, Id, Response, Time, Worker, answer, keys};
 
 /// A local read that is noted, and its answer may still come.
 pub struct Reading {
@@ -51,7 +51,7 @@ impl Worker {
         history: &mut History,
     ) {
         let is_here = self.is_up() && self.incarnation == reading.incarnation;
-        let answered: Option<Answered> = data.filter(|_| is_here).and_then(|data| {
+        let answered: Option<Response> = data.filter(|_| is_here).and_then(|data| {
             let outcome = Outcome::with(Details::Data(data.into()));
             answer(&reading.operation, &outcome, &self.wide)
         });

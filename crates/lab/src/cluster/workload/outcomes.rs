@@ -5,7 +5,7 @@ use protocol::wire::{Details, ErrorCode, Operation, Outcome};
 
 use super::locks::parts;
 use super::wide::Wide;
-use super::{Answered, BLOCK, NOTHING, SHORT, TORN};
+use super::{BLOCK, NOTHING, Response, SHORT, TORN};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
 /// it one of the whole block.
@@ -40,11 +40,11 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
 }
 
 /// What an outcome says about a key; nothing, if it says nothing for certain.
-pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Wide) -> Option<Answered> {
+pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Wide) -> Option<Response> {
     if outcome.is_done() && wide.is_list(operation) {
         match operation {
-            Operation::Write { .. } => return Some(Answered::At(outcome.offset / BLOCK)),
-            Operation::Read { .. } if outcome.data().is_empty() => return Some(Answered::Missing),
+            Operation::Write { .. } => return Some(Response::At(outcome.offset / BLOCK)),
+            Operation::Read { .. } if outcome.data().is_empty() => return Some(Response::Missing),
             _ => {}
         }
     }
@@ -53,35 +53,35 @@ pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Wide) -> O
         (
             Operation::Write { .. } | Operation::SetAttributes { .. } | Operation::SetXattr { .. },
             None,
-        ) => Answered::Written,
-        (Operation::Xattr { .. }, None) => Answered::Value(value(outcome.data())),
-        (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Answered::Value(NOTHING),
-        (Operation::Link { .. }, None) => Answered::Placed,
-        (Operation::Fallocate { .. }, None) => Answered::Written,
-        (Operation::Fallocate { .. }, Some(ErrorCode::InvalidArgument)) => Answered::Refused,
+        ) => Response::Written,
+        (Operation::Xattr { .. }, None) => Response::Value(value(outcome.data())),
+        (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Response::Value(NOTHING),
+        (Operation::Link { .. }, None) => Response::Placed,
+        (Operation::Fallocate { .. }, None) => Response::Written,
+        (Operation::Fallocate { .. }, Some(ErrorCode::InvalidArgument)) => Response::Refused,
         (Operation::CopyRange { length, .. }, None) if outcome.count == *length => {
-            Answered::Written
+            Response::Written
         }
-        (Operation::RemoveXattr { .. }, None | Some(ErrorCode::NoXattr)) => Answered::Written,
-        (Operation::UnlockHandle { .. }, None) => Answered::Gone,
+        (Operation::RemoveXattr { .. }, None | Some(ErrorCode::NoXattr)) => Response::Written,
+        (Operation::UnlockHandle { .. }, None) => Response::Gone,
         (Operation::TestLock { .. }, None) => match outcome.details {
-            Details::Lock(Some(_)) => Answered::Refused,
-            _ => Answered::NotHeld,
+            Details::Lock(Some(_)) => Response::Refused,
+            _ => Response::NotHeld,
         },
-        (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
-        (Operation::Create { .. }, None) => Answered::Made(inode),
-        (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,
-        (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Answered::Removed,
+        (Operation::Read { .. }, None) => Response::Value(value(outcome.data())),
+        (Operation::Create { .. }, None) => Response::Made(inode),
+        (Operation::Create { .. }, Some(ErrorCode::Exists)) => Response::Exists,
+        (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Response::Removed,
         (
             Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Lookup { .. },
             Some(ErrorCode::NotFound),
-        ) => Answered::Missing,
-        (Operation::Lookup { .. }, None) => Answered::Found(inode),
-        (Operation::SetLock { .. }, None) => Answered::Granted,
-        (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,
-        (Operation::Unlock { range, .. }, None) if parts(range).len() > 1 => Answered::Gone,
-        (Operation::Unlock { .. }, None) if outcome.count > 0 => Answered::Released,
-        (Operation::Unlock { .. }, None) => Answered::NotHeld,
+        ) => Response::Missing,
+        (Operation::Lookup { .. }, None) => Response::Found(inode),
+        (Operation::SetLock { .. }, None) => Response::Granted,
+        (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Response::Refused,
+        (Operation::Unlock { range, .. }, None) if parts(range).len() > 1 => Response::Gone,
+        (Operation::Unlock { .. }, None) if outcome.count > 0 => Response::Released,
+        (Operation::Unlock { .. }, None) => Response::NotHeld,
         _ => return None,
     })
 }

@@ -4,8 +4,8 @@ use operations::{Fallocate, RenameMode};
 use protocol::wire::Details;
 
 use super::{
-    Acknowledge, Answered, BLOCK, BLOCKS, FileId, FileKind, History, Id, NAMES, Operation, Outcome,
-    ROOT, SHORT, Time, Worker, WriteAt, XATTR, keys, locks, name, truncate,
+    Acknowledge, BLOCK, BLOCKS, FileId, FileKind, History, Id, NAMES, Operation, Outcome, ROOT,
+    Response, SHORT, Time, Worker, WriteAt, XATTR, keys, locks, name, truncate,
 };
 
 /// Blocks of the file that grows and shrinks in which it is changed and read.
@@ -181,9 +181,9 @@ pub(super) fn listed(now: Time, ids: &[Id], outcome: &Outcome, history: &mut His
     for (id, name) in ids.iter().zip(keys::names()) {
         let entry = entries.iter().find(|listed| listed.entry.name == name);
         let answered = match entry.map(|listed| (listed.entry.number, listed.attributes)) {
-            None => Answered::Missing,
+            None => Response::Missing,
             Some((number, Some(attributes))) => {
-                Answered::Found(u64::from(attributes.generation) << 32 | number)
+                Response::Found(u64::from(attributes.generation) << 32 | number)
             }
             // It was just removed.
             Some((_, None)) => continue,

@@ -1,4 +1,4 @@
-//! One operation on a file system by path, and its answer, for the model, an embedded file system and a mounted
+//! A call of a file system by path, and its answer, for the model, an embedded file system and a mounted
 //! directory.
 
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ pub enum At {
     End,
 }
 
-/// One operation. Paths are relative to the root of the file system.
+/// A call with its arguments. Paths are relative to the root of the file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names of the fields say it")]
-pub enum Operation {
+pub enum Call {
     /// Makes a file, directory or special file that must not be there (`mknod`, `mkdir`).
     Make {
         path: String,
@@ -170,10 +170,10 @@ impl Acl {
     }
 }
 
-impl Operation {
+impl Call {
     /// Whether the operation may fail because the pool is full.
     pub fn may_lack_space(&self) -> bool {
-        use Operation::*;
+        use Call::*;
         matches!(
             self,
             Make { .. }
@@ -196,10 +196,10 @@ impl Operation {
     }
 
     /// The effect of the operation when it ends because the pool is full, if that is observable.
-    pub fn without_space(&self) -> Option<Operation> {
+    pub fn without_space(&self) -> Option<Call> {
         let mut zeros = self.clone();
         match &mut zeros {
-            Operation::Fallocate { mode, .. } if matches!(mode, Fallocate::ZeroRange { .. }) => {
+            Call::Fallocate { mode, .. } if matches!(mode, Fallocate::ZeroRange { .. }) => {
                 *mode = Fallocate::PunchHole;
                 Some(zeros)
             }
@@ -208,11 +208,11 @@ impl Operation {
     }
 
     /// A write of fewer bytes, as it happens when the pool becomes full on the way.
-    pub fn shortened(&self, count: usize) -> Operation {
+    pub fn shortened(&self, count: usize) -> Call {
         let mut shorter = self.clone();
-        if let Operation::Write { length, .. }
-        | Operation::WriteHeld { length, .. }
-        | Operation::CopyRange { length, .. } = &mut shorter
+        if let Call::Write { length, .. }
+        | Call::WriteHeld { length, .. }
+        | Call::CopyRange { length, .. } = &mut shorter
         {
             *length = count.min(*length);
         }
@@ -292,7 +292,7 @@ pub fn facts_agree(one: &Facts, other: &Facts) -> bool {
 /// A file system that operations can be tried on.
 pub trait System {
     /// Executes one operation.
-    fn apply(&mut self, operation: &Operation) -> Answer;
+    fn apply(&mut self, operation: &Call) -> Answer;
 }
 
 /// The bytes of a write: any two positions, and any two fills, differ.
