@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::cluster;
-use crate::figures::parse_size;
 use crate::location::PoolPath;
+use crate::sizes::parse_size;
 
 /// Tako: a file system over memory.
 #[derive(Parser)]

@@ -9,10 +9,10 @@ use store::CheckOptions;
 
 use crate::arguments::Check;
 use crate::failure::{Failure, Outcome};
-use crate::figures::show_size;
 use crate::info::write_json;
 use crate::pools::mounted_at;
 use crate::progress::while_working;
+use crate::sizes::show_size;
 
 /// Findings of a check, named as in JSON.
 #[derive(Serialize)]

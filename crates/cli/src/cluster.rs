@@ -28,7 +28,7 @@ use clap::Args;
 use client::Source;
 
 use crate::failure::Failure;
-use crate::figures::parse_size;
+use crate::sizes::parse_size;
 
 pub use down::run as down;
 pub use grow::run as grow;

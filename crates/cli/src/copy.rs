@@ -9,10 +9,10 @@ use client::{Attributes, FileKind, ROOT, SetAttributes};
 use crate::arguments::files::{Cp, Preserve};
 use crate::change::{divide, mask, no_directory};
 use crate::failure::{Failure, Outcome};
-use crate::figures::kind_name;
 use crate::location::{Location, PoolPath, last_name};
 use crate::pools::{self, Trees, Use};
 use crate::progress::Copied;
+use crate::sizes::kind_name;
 use crate::tree::{FileHandle, Found, Tree, TreeError, is_directory, names};
 
 /// Bytes that are moved at a time: the length that the store writes atomically.
@@ -345,7 +345,7 @@ impl Copier<'_> {
             result => result?,
         };
         let name = last_name(&from.path).unwrap_or_default();
-        let name = crate::figures::show_name(name.as_encoded_bytes());
+        let name = crate::sizes::show_name(name.as_encoded_bytes());
         let mut end = 0;
         while let Some((start, count)) = reader.read(end, &mut self.buffer, writer.has_holes())? {
             writer.write(start, &self.buffer[..count])?;

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use crate::channel;
 use crate::failure::{Failure, Outcome};
-use crate::figures::{show_size, show_time};
+use crate::sizes::{show_size, show_time};
 
 /// Information about a pool as a whole.
 #[derive(Serialize, Deserialize)]

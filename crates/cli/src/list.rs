@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use client::{Attributes, FileKind};
 
 use crate::failure::Outcome;
-use crate::figures::{kind_name, show_device, show_mode, show_name, show_time};
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
+use crate::sizes::{kind_name, show_device, show_mode, show_name, show_time};
 use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 

@@ -9,7 +9,7 @@ use clap::builder::{TypedValueParser, ValueParserFactory};
 
 use client::Source;
 
-use crate::figures::show_name;
+use crate::sizes::show_name;
 
 /// A path on this host or in a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use client::{Attributes, FileKind};
 
 use crate::arguments::files::Ls;
 use crate::failure::{Failure, Outcome};
-use crate::figures::{
-    now_ns, show_device, show_mode, show_name, show_short_size, show_short_time, show_time,
-};
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
+use crate::sizes::{
+    now_ns, show_device, show_mode, show_name, show_short_size, show_short_time, show_time,
+};
 use crate::tree::{Child, FileHandle, Found, Tree, is_directory};
 use crate::users;
 

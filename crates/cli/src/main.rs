@@ -11,9 +11,9 @@ mod change;
 mod channel;
 mod check;
 mod cluster;
+mod completions;
 mod copy;
 mod failure;
-mod figures;
 mod grow;
 mod info;
 mod keys;
@@ -30,10 +30,10 @@ mod pools;
 mod progress;
 mod remote;
 mod service;
-mod shells;
 mod signature;
-mod space;
+mod sizes;
 mod tree;
+mod usage;
 mod users;
 mod walk;
 
@@ -98,11 +98,11 @@ fn run(command: &Command, out: &mut dyn Write) -> Outcome {
         Command::Chmod(arguments) => metadata::chmod(arguments),
         Command::Chown(arguments) => metadata::chown(arguments),
         Command::Truncate(arguments) => metadata::truncate(arguments),
-        Command::Du(arguments) => space::du(arguments, out),
-        Command::Df(arguments) => space::df(arguments, out),
+        Command::Du(arguments) => usage::du(arguments, out),
+        Command::Df(arguments) => usage::df(arguments, out),
         Command::Tree { places } => list::tree(places, out),
         Command::Bench(arguments) => benchmark::run(arguments, out),
-        Command::Completions { shell } => shells::completions(*shell, out),
-        Command::Man { directory } => shells::manual(directory),
+        Command::Completions { shell } => completions::completions(*shell, out),
+        Command::Man { directory } => completions::manual(directory),
     }
 }

@@ -7,10 +7,10 @@ use client::{Attributes, FileKind, SetAttributes};
 use crate::arguments::files::{Chmod, Chown, Ln, Truncate};
 use crate::change::mask;
 use crate::failure::{Failure, Outcome};
-use crate::figures::parse_size;
 use crate::location::{PoolPath, last_name};
 use crate::modes::ModeChange;
 use crate::pools::{self, Use, is_same};
+use crate::sizes::parse_size;
 use crate::tree::{Tree, is_directory};
 use crate::users;
 use crate::walk::{Visit, walk};
@@ -55,7 +55,7 @@ pub fn ln(arguments: &Ln, out: &mut dyn Write) -> Outcome {
             None => tree.make_symlink(arguments.target.as_ref(), &path)?,
         }
         if arguments.verbose {
-            let text = crate::figures::show_name(arguments.target.as_encoded_bytes());
+            let text = crate::sizes::show_name(arguments.target.as_encoded_bytes());
             writeln!(out, "{} -> {text}", name.with_path(&path))?;
         }
         Ok(())

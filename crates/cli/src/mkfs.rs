@@ -14,10 +14,10 @@ use store::format::superblock::{MAGIC, SUPERBLOCKS};
 
 use crate::arguments::Mkfs;
 use crate::failure::{Failure, Outcome};
-use crate::figures::show_size;
 use crate::info::Info;
 use crate::progress::while_working;
 use crate::signature;
+use crate::sizes::show_size;
 
 /// Inodes of a group come in multiples of this.
 const INODES_STEP: u64 = 16;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use crate::failure::Outcome;
-use crate::figures::show_name;
+use crate::sizes::show_name;
 
 /// Lists the mounted pools, a line each: pool, directory, options.
 pub fn run(out: &mut dyn Write) -> Outcome {

@@ -44,24 +44,24 @@ mod error;
 mod file;
 mod file_system;
 pub mod leases;
+mod local_clusters;
 mod locks;
 pub mod network;
 mod open_flags;
 mod path;
 mod requests;
 mod source;
-mod state;
 
 pub use error::{Cause, Error};
 pub use file::File;
 pub use file_system::{FileSystem, ROOT};
+pub use local_clusters::{cluster_map_file, state_directory};
 pub use locks::{LockTicket, LockUser, LockWake, NotLocked};
 pub use open_flags::OpenFlags;
 pub use operations::{Acknowledge, LOCK_END, Lock, LockKind, LockSpace};
 pub use pmem::Region;
 pub use requests::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
 pub use source::{Source, SourceError};
-pub use state::{cluster_map_file, state_directory};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
     NewInode, Options, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,

@@ -15,8 +15,8 @@ use std::time::Duration;
 use connections::control::{Address, Identity};
 use protocol::ClusterMap;
 
+use crate::local_clusters::cluster_map_file;
 use crate::network::Options;
-use crate::state::cluster_map_file;
 
 /// Names sources begin with.
 const SCHEME: &str = "tako://";

@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use fabric::Provider;
-use fabric::ethernet::unreached;
+use fabric::ethernet::unreachable;
 
 /// The transports that are chosen from, the fastest first.
 pub const PREFERENCE: [Provider; 4] = [
@@ -61,7 +61,7 @@ impl Offers {
             return self.clone();
         };
         let reason = match peer {
-            Some(peer) if unreached::contains(peer) => {
+            Some(peer) if unreachable::contains(peer) => {
                 format!(
                     "frames from {peer} did not come to {interface}; check that the link passes them"
                 )

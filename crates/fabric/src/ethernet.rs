@@ -17,13 +17,13 @@ mod faulty;
 mod input;
 mod link;
 mod local;
-mod nearby;
 mod output;
 mod payload;
 mod placement;
+mod route;
 mod shared;
 mod transport;
-pub mod unreached;
+pub mod unreachable;
 mod window;
 mod wire;
 
@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use pmem::{Kind, Region};
 pub use xdp::{Mode, Modes, Shape};
 
-pub use self::nearby::interface_towards;
+pub use self::route::interface_towards;
 use self::shared::Shared;
 use self::transport::EthernetTransport;
 use crate::{

@@ -20,7 +20,7 @@
 //! followed by an acquire fence, so the next one is not earlier (on x86-64 loads are in order anyway, and it costs
 //! nothing).
 
-mod bell;
+mod doorbell;
 mod endpoint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -53,7 +53,7 @@ pub struct Shm(Arc<Inner>);
 struct Inner {
     watcher: Watcher,
     keys: Mutex<HashMap<Key, Arc<Exports>>>,
-    /// See [`bell::NAP`]; tests make it longer.
+    /// See [`doorbell::NAP`]; tests make it longer.
     nap: Duration,
 }
 
@@ -93,7 +93,7 @@ impl Shm {
     /// # Errors
     /// [`Error::System`].
     pub fn new() -> Result<Shm, Error> {
-        Shm::with(bell::NAP)
+        Shm::with(doorbell::NAP)
     }
 
     fn with(nap: Duration) -> Result<Shm, Error> {

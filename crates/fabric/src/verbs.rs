@@ -23,11 +23,11 @@
 //! withdrawing the one leaves the other. It counts twice against the memory that may be locked.
 
 mod closing;
+mod faults;
 mod group;
 mod link;
-mod supplies;
+mod receive_buffers;
 mod transport;
-mod trouble;
 pub(crate) mod wire;
 
 use std::ops::Range;
@@ -42,8 +42,8 @@ use ::verbs::{
 use parking_lot::Mutex;
 use pmem::Region;
 
+use self::faults::AdapterFaults;
 use self::transport::VerbsTransport;
-use self::trouble::Trouble;
 use crate::registration::Details;
 use crate::{
     Access, Capabilities, Copies, Device, Error, Key, Multicast, Order, Placement, Proof, Proves,
@@ -106,7 +106,7 @@ struct Common {
     domain: Arc<Domain>,
     capabilities: Capabilities,
     counts: Counts,
-    trouble: Trouble,
+    trouble: AdapterFaults,
 }
 
 impl Common {
@@ -157,7 +157,7 @@ impl Verbs {
             domain,
             capabilities,
             counts: Counts::default(),
-            trouble: Trouble::default(),
+            trouble: AdapterFaults::default(),
         })))
     }
 

@@ -14,6 +14,7 @@
 
 mod adapter;
 mod answer;
+mod enable_uring;
 mod error;
 mod flags;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -26,7 +27,6 @@ mod options;
 mod remount;
 mod request;
 mod session;
-mod switch;
 mod translate;
 mod wire;
 

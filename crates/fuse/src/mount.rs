@@ -12,11 +12,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::adapter::Adapter;
+use crate::enable_uring::{self, KeptOn};
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
 use crate::options::AccessTimes;
 use crate::session::{MountSession, Transport};
-use crate::switch::{self, KeptOn};
 use crate::{Error, MountOptions, Notifier};
 
 /// How far the kernel reads ahead of a program that reads a file of a cluster in order, in KiB.
@@ -52,7 +52,7 @@ pub fn mount(
 ) -> Result<Mount, Error> {
     let directory = kernel::prepare(directory)?;
     // The kernel offers queues if they are switched on when the mount is made.
-    let (switch, kept_on) = switch::switch(options);
+    let (switch, kept_on) = enable_uring::switch(options);
     let device = kernel::attach(&directory, options)?;
     let is_remote = file_system.is_remote();
     let adapter = Adapter::new(file_system, options);

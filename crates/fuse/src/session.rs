@@ -18,8 +18,8 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use crate::adapter::Adapter;
+use crate::enable_uring::{PARAMETER, Switch};
 use crate::options::Choice;
-use crate::switch::{PARAMETER, Switch};
 use crate::{MountOptions, Notifier};
 use classic::Share;
 pub(crate) use negotiation::Offer;
@@ -339,7 +339,7 @@ mod tests {
                 ..MountOptions::default()
             };
             let locks = file_system.lock_user();
-            let (switch, _kept_on) = crate::switch::switch(&options);
+            let (switch, _kept_on) = crate::enable_uring::switch(&options);
             let device = kernel::attach(&directory, &options).unwrap();
             let adapter = Adapter::new(file_system, &options);
             let session = MountSession::start_with(
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn an_idle_mount_waits_for_no_disk() {
-        let (switch, _kept_on) = crate::switch::switch(&MountOptions::default());
+        let (switch, _kept_on) = crate::enable_uring::switch(&MountOptions::default());
         if !switch.is_on || !may_wait_without_disks() {
             println!("the kernel has no queues, or waiting for them is I/O: not tried");
             return;
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn sessions_fail_whole() {
         let _alone = ALONE.lock();
-        let (switch, _kept_on) = crate::switch::switch(&MountOptions::default());
+        let (switch, _kept_on) = crate::enable_uring::switch(&MountOptions::default());
         if !switch.is_on {
             println!("the kernel has no queues: not tried");
             return;

@@ -1,8 +1,8 @@
 //! A client of a unit: a session, requests in flight, and writes that may have to be replayed.
 
 mod active;
-mod early;
 mod keeping;
+mod local_outcome;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::wire::{
 use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
-use early::early_outcome;
 pub use keeping::{Keep, Recalled};
+use local_outcome::local_outcome;
 
 /// Identifies a request.
 pub type Ticket = u64;
@@ -603,7 +603,7 @@ impl Client {
             pending.asked_at.get_or_insert(now);
             let acknowledge = pending.acknowledge;
             let operation = pending.operation.clone();
-            if let Some(outcome) = early_outcome(&operation, acknowledge)
+            if let Some(outcome) = local_outcome(&operation, acknowledge)
                 && !pending.is_told
             {
                 pending.is_told = true;

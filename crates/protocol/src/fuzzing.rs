@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 
 use operations::{Lock, LockKind, LockSpace};
 
-use crate::halves;
 use crate::member::{Completion, HeldLock, Intent, SessionRecord};
+use crate::parity;
 use crate::wire::{self, Body, Bytes, ErrorCode, FileId, Message, Outcome};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
@@ -49,7 +49,7 @@ fn decode(bytes: &[u8]) {
 /// A message without its checksum.
 fn header(kind: u8, epoch: u32, [session, request]: [u64; 2], from: u32, body: &[u8]) -> Vec<u8> {
     let body = if wire::is_in_halves(kind) {
-        &halves::wrapped(body, true)
+        &parity::wrapped(body, true)
     } else {
         body
     };

@@ -16,10 +16,10 @@ pub mod defects;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod group;
-pub mod halves;
 pub mod leases;
 pub mod map;
 pub mod member;
+pub mod parity;
 pub mod wire;
 
 pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};

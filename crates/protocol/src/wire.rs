@@ -8,7 +8,7 @@
 //! ```
 //! Little-endian. `crc` is the CRC32C of everything but itself. Where the body may be long (records, data, image bytes)
 //! it covers the header and the body's length only: such bodies are sent in halves, which have separate checksums and
-//! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62,
+//! allow repair ([`crate::parity`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62,
 //! so that sums of them do not overflow.
 
 pub mod active;

@@ -7,20 +7,20 @@
 //! ```
 //! The service thread blocks only in its messenger. Connecting, TLS and membership have separate threads.
 
-mod absence;
 mod clock;
 mod config;
 mod error;
 mod group;
 mod growth;
 mod inside;
+mod membership_threads;
 mod opening;
 mod peers;
 mod reach;
 mod registration;
 mod service;
+mod spares;
 mod status;
-mod stewards;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -180,7 +180,7 @@ impl Node {
             handle: messenger.handle(),
             stop: Arc::default(),
         };
-        let proposals = stewards::start(config, membership, &inbox, id, &log)?;
+        let proposals = membership_threads::start(config, membership, &inbox, id, &log)?;
         let growing = Growing {
             id,
             name: config.name.clone(),

@@ -11,7 +11,7 @@ use server::membership::{
 use server::node::{GroupMode, NodeConfig};
 
 use crate::failure::Failure;
-use crate::figures::parse_size;
+use crate::sizes::parse_size;
 
 /// Contents of `node.toml`.
 #[derive(Serialize, Deserialize)]

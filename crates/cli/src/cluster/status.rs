@@ -13,8 +13,8 @@ use super::control::Report;
 use super::inside::{MountReport, Stage};
 use super::{State, Status, control};
 use crate::failure::{Failure, Outcome};
-use crate::figures::show_short_size;
 use crate::remote;
+use crate::sizes::show_short_size;
 
 #[derive(Serialize)]
 struct Cluster {

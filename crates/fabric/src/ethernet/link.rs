@@ -8,7 +8,7 @@ use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
 use super::window::{Incoming, Outgoing};
 use super::wire::{self, Kind, Protection};
-use super::{count, output, unreached};
+use super::{count, output, unreachable};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
@@ -272,7 +272,7 @@ impl Link {
     /// Another transport is used for the host for a while.
     pub fn avoid(&self) {
         if let Some(host) = self.host {
-            unreached::add(host);
+            unreachable::add(host);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use pmem::Region;
 
-use super::bell::Bell;
+use super::doorbell::Doorbell;
 use super::ring::{self, Incoming, Outgoing, RingLayout};
 use super::watch::{Process, Watch};
 use crate::{
@@ -20,7 +20,7 @@ const VERSION: u32 = 4;
 const PARAMETER_BYTES: usize = 12;
 
 /// Data that a peer needs about this side's ring, and the three descriptors: ring, bell, and the bell's eventfd.
-pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
+pub fn describe(incoming: &Incoming, bell: &Doorbell) -> Result<Parameters, Error> {
     let RingLayout {
         window,
         message_bytes,
@@ -46,7 +46,7 @@ fn layout_of(bytes: &[u8]) -> Option<RingLayout> {
 }
 
 /// Maps the peer's ring and bell.
-pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
+pub fn attach(parameters: Parameters) -> Result<(Outgoing, Doorbell), Error> {
     let wrong = Error::Peer {
         what: "description of shared memory",
     };
@@ -56,7 +56,7 @@ pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
     match <[OwnedFd; 3]>::try_from(parameters.descriptors) {
         Ok([ring, memory, event]) => {
             let outgoing = Outgoing::attach(ring, layout)?;
-            Ok((outgoing, Bell::attach(memory, event)?))
+            Ok((outgoing, Doorbell::attach(memory, event)?))
         }
         Err(_) => Err(wrong),
     }
@@ -110,7 +110,7 @@ pub struct Endpoint {
     /// Whether memory of the peer's may be mapped: not if it had closed before this side joined.
     pub may_import: bool,
     /// The peer's.
-    pub bell: Bell,
+    pub bell: Doorbell,
     /// The peer's report of credits.
     pub credits: Returned,
     /// The peer has new data, may sleep, and its bell was not rung yet.
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn only_a_right_description_is_understood() {
-        let bell = Bell::new().unwrap();
+        let bell = Doorbell::new().unwrap();
         let incoming = Incoming::new(RingLayout::new(8, 100).unwrap()).unwrap();
         let right = describe(&incoming, &bell).unwrap();
         assert_eq!(layout_of(&right.bytes), Some(incoming.layout()));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pmem::LINE;
 
-use super::bell::Bell;
+use super::doorbell::Doorbell;
 use super::endpoint::{self, Endpoint, Returned};
 use super::ring::{Arrived, Incoming, RingLayout, Target};
 use super::watch::Process;
@@ -34,7 +34,7 @@ const NOWHERE: u32 = u32::MAX;
 pub struct Thread {
     device: Arc<Inner>,
     capabilities: Capabilities,
-    bell: Bell,
+    bell: Doorbell,
     /// Its count of changes at the last check.
     changes: u64,
     /// Polls since everything was checked.
@@ -57,7 +57,7 @@ impl Thread {
         Ok(Thread {
             device,
             capabilities: Shm::description(),
-            bell: Bell::new()?,
+            bell: Doorbell::new()?,
             changes: 0,
             polls: 0,
             prepared: Vec::new(),

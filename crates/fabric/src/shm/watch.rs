@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::bell::Bell;
+use super::doorbell::Doorbell;
 use crate::Error;
 
 const RETRY: Timespec = Timespec {
@@ -82,7 +82,7 @@ struct Entries {
 struct Entry {
     number: u64,
     process: Arc<Process>,
-    bell: Bell,
+    bell: Doorbell,
 }
 
 /// A process is watched for as long as this is there.
@@ -109,7 +109,7 @@ impl Watcher {
     ///
     /// # Errors
     /// [`Error::System`].
-    pub fn watch(&self, process: &Arc<Process>, bell: &Bell) -> Result<Watch, Error> {
+    pub fn watch(&self, process: &Arc<Process>, bell: &Doorbell) -> Result<Watch, Error> {
         let mut entries = self.0.entries.lock();
         let number = entries.next;
         if !entries.is_running {

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::closing::Closing;
 use super::group::{self, Groups};
 use super::link::{self, Import, Link, State, Tag, parse_identity};
-use super::supplies::Supplies;
+use super::receive_buffers::ReceiveBuffers;
 use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
 use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
 use crate::{
@@ -38,8 +38,8 @@ const LEAVE_WITHIN: Duration = Duration::from_millis(100);
 pub struct VerbsTransport {
     common: Arc<Common>,
     completions: Arc<CompletionQueue>,
-    buffers: Supplies,
-    group_buffers: Supplies,
+    buffers: ReceiveBuffers,
+    group_buffers: ReceiveBuffers,
     /// By the indexes of endpoints.
     links: Vec<Option<Link>>,
     /// Which endpoint each queue pair is, by the numbers of these.
@@ -65,8 +65,8 @@ impl VerbsTransport {
         let adapter = common.adapter();
         let depth = adapter.limits().completions.min(COMPLETIONS_MAX);
         let completions = CompletionQueue::new(adapter, depth)?;
-        let buffers = Supplies::new(&common, false, BUFFERS_MAX)?;
-        let group_buffers = Supplies::new(&common, true, GROUP_BUFFERS_MAX)?;
+        let buffers = ReceiveBuffers::new(&common, false, BUFFERS_MAX)?;
+        let group_buffers = ReceiveBuffers::new(&common, true, GROUP_BUFFERS_MAX)?;
         let others = BUFFERS_MAX + GROUP_BUFFERS_MAX + group::SENDS;
         Ok(VerbsTransport {
             completions,
@@ -88,7 +88,7 @@ impl VerbsTransport {
         })
     }
 
-    fn queues(&self, buffers: &Supplies, depth: u32) -> Queues {
+    fn queues(&self, buffers: &ReceiveBuffers, depth: u32) -> Queues {
         Queues {
             send: self.completions.clone(),
             receive: self.completions.clone(),

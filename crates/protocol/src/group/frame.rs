@@ -4,7 +4,7 @@
 //!  0 magic 2 | version 1 | 0 1 | sender 4 | epoch 4 | unit 2 | 0 2
 //! 16 WR_ID 8
 //! 24 index 4 | count 4       which of the message's frames this is, and how many it has
-//! 32 payload in halves       crate::halves: CRC32C of each, and parity where frames may be damaged
+//! 32 payload in halves       crate::parity: CRC32C of each, and parity where frames may be damaged
 //!    MAC 16                  BLAKE3, keyed, over the first 32 bytes and the payload as it is after a repair
 //! ```
 //! Little-endian. A frame is believed only if its MAC is right, so a process without the key makes none.
@@ -12,8 +12,8 @@
 use std::borrow::Cow;
 
 use crate::defects::{Defect, Defects};
-use crate::halves::{self, Halves};
 use crate::map::NodeId;
+use crate::parity::{self, Halves};
 
 /// Bytes before the halves.
 pub const HEADER: usize = 32;
@@ -65,7 +65,7 @@ pub enum NoFrame {
 
 /// Bytes of a message that fit into a frame of `longest` bytes.
 pub fn payload_bytes(longest: usize, with_parity: bool) -> usize {
-    let room = longest.saturating_sub(HEADER + halves::HEAD + MAC);
+    let room = longest.saturating_sub(HEADER + parity::HEAD + MAC);
     let half = room / if with_parity { 3 } else { 2 };
     2 * half
 }
@@ -78,7 +78,7 @@ pub fn encode(
     payload: &[u8],
     with_parity: bool,
 ) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(HEADER + halves::HEAD + payload.len() * 3 / 2 + MAC + 2);
+    let mut frame = Vec::with_capacity(HEADER + parity::HEAD + payload.len() * 3 / 2 + MAC + 2);
     frame.extend(MAGIC.to_le_bytes());
     frame.extend([VERSION, 0]);
     frame.extend(stream.sender.to_le_bytes());
@@ -88,9 +88,9 @@ pub fn encode(
     frame.extend(index.to_le_bytes());
     frame.extend(count.to_le_bytes());
     let mac = mac(key, &frame, payload);
-    frame.extend([0; halves::HEAD]);
+    frame.extend([0; parity::HEAD]);
     frame.extend(payload);
-    halves::wrap(&mut frame, HEADER, with_parity);
+    parity::wrap(&mut frame, HEADER, with_parity);
     frame.extend(mac);
     frame
 }
@@ -115,7 +115,7 @@ pub fn decode<'a>(
     if !begins || of != (stream.sender, stream.epoch, stream.unit.into()) {
         return Err(NoFrame::Foreign);
     }
-    let Halves::Whole(payload, is_repaired) = halves::unwrap(wrapped, defects) else {
+    let Halves::Whole(payload, is_repaired) = parity::unwrap(wrapped, defects) else {
         return Err(NoFrame::Damaged);
     };
     // The comparison of hashes takes the same time whatever they are.

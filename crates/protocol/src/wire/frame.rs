@@ -8,7 +8,7 @@ use super::bytes::{Reader, Writer};
 use super::group::RECORDS_WITH_DATA;
 use super::{BODY_MAX, Body, Envelope, HEADER, MAGIC, Malformed, Message, OTHER_VERSION, VERSION};
 use crate::defects::Defects;
-use crate::halves::{self, Halves};
+use crate::parity::{self, Halves};
 use pmem::checksum::crc32c_of;
 
 /// Room for a header and the fields of most bodies.
@@ -33,9 +33,9 @@ impl Message {
         message.u32(envelope.from);
         message.u32(0);
         if is_in_halves(self.body.kind()) {
-            message.bytes.extend([0; halves::HEAD]);
+            message.bytes.extend([0; parity::HEAD]);
             self.body.write(&mut message);
-            halves::wrap(&mut message.bytes, HEADER, with_parity);
+            parity::wrap(&mut message.bytes, HEADER, with_parity);
         } else {
             self.body.write(&mut message);
         }
@@ -71,7 +71,7 @@ impl Message {
         }
         let mut body = bytes.slice(HEADER..);
         if is_in_halves(kind) {
-            body = match halves::unwrap(&body, defects) {
+            body = match parity::unwrap(&body, defects) {
                 Halves::Whole(Cow::Borrowed(whole), _) => body.slice_ref(whole),
                 Halves::Whole(Cow::Owned(repaired), _) => repaired.into(),
                 Halves::AskAgain => return Err(Malformed("both halves of its body are damaged")),

@@ -302,7 +302,7 @@ fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
     .encode(true);
     let is_honest = length as usize == body.len();
     let body = if is_in_halves(kind) {
-        crate::halves::wrapped(body, true)
+        crate::parity::wrapped(body, true)
     } else {
         body.to_vec()
     };

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use pmem::Region;
 use protocol::{ClusterMap, NodeId};
 
+use super::membership_threads::RETRY;
 use super::opening::format_of;
-use super::stewards::RETRY;
 use super::{Inbox, Input, Log, NodeError, UNIT, registration, spawn};
 use crate::membership::Membership;
 

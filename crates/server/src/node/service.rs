@@ -11,14 +11,14 @@ use protocol::member::Completion;
 use protocol::wire::{Body, Bytes, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
 use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
-use super::absence::Absence;
 use super::group::{Around, Groups};
 use super::growth::Growing;
 use super::inside::{Outbox, Shared};
+use super::membership_threads::Task;
 use super::peers::Peers;
 use super::reach::{NotReached, Port, Reach};
+use super::spares::AbsentMembers;
 use super::status::{LinkStatus, Load, NodeStatus, Role, Space};
-use super::stewards::Task;
 use super::{Input, Log, NodeConfig, NodeError, UNIT, clock, registration};
 use crate::core::Core;
 
@@ -38,7 +38,7 @@ pub struct Service {
     core: Core,
     messenger: Messenger,
     peers: Peers,
-    absence: Absence,
+    absence: AbsentMembers,
     reach: Reach,
     groups: Groups,
     epochs: EpochRule,
@@ -82,7 +82,7 @@ impl Service {
             handle: messenger.handle(),
             messenger,
             peers: Peers::default(),
-            absence: Absence::default(),
+            absence: AbsentMembers::default(),
             epochs: EpochRule::default(),
             tasks,
             growing,

@@ -11,7 +11,7 @@
 //! Any bytes are allowed as input: every block is read a bounded number of times, and memory grows with the image's
 //! metadata only.
 
-pub(crate) mod bits;
+pub(crate) mod bitset;
 mod contents;
 mod data;
 mod directory;
@@ -37,7 +37,7 @@ use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::image::Image;
-use bits::Bits;
+use bitset::Bitset;
 use inodes::Live;
 use owned::Owned;
 
@@ -126,8 +126,8 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
     let image = Image::new(region.clone(), &superblock);
     let end = pool::replay_ring(region, &superblock, &image, &mut report);
     let layout = &image.layout;
-    let inode_bits = || Bits::new(layout.groups(), layout.inodes_per_group);
-    let block_bits = || Bits::new(layout.groups(), layout.blocks_per_group);
+    let inode_bits = || Bitset::new(layout.groups(), layout.inodes_per_group);
+    let block_bits = || Bitset::new(layout.groups(), layout.blocks_per_group);
     let mut checker = Checker {
         image: &image,
         superblock: &superblock,
@@ -165,19 +165,19 @@ struct Checker<'a> {
     end: u64,
     report: Report,
     /// The block bitmaps as stored in the image.
-    used_blocks: Bits,
+    used_blocks: Bitset,
     /// Blocks that something leads to.
-    claimed: Bits,
+    claimed: Bitset,
     /// Number of extents that refer to blocks with possibly several owners.
     owned: Owned,
     /// Blocks among them with data that was compared with its checksum.
-    compared: Bits,
+    compared: Bitset,
     /// Blocks among these that did not match it.
     lost: BTreeSet<u64>,
     /// The inode bitmaps as stored in the image.
-    used_inodes: Bits,
+    used_inodes: Bitset,
     /// The orphan bitmaps as stored in the image.
-    orphans: Bits,
+    orphans: Bitset,
     /// Inodes in use, by ascending number.
     live: Vec<Live>,
     /// Where in `live` an inode is; [`inodes::NONE`] when it is not in use.

@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use super::flips::mend_inode;
+use super::bit_flips::repair_inode;
 use super::{File, NONE, Repairer};
 use crate::FileKind;
 use crate::format::group::Map;
@@ -50,7 +50,7 @@ impl Repairer<'_> {
             return Inode::FREE;
         }
         let mut inode = *found;
-        let parts = mend_inode(&mut inode);
+        let parts = repair_inode(&mut inode);
         match (parts.rest, parts.stamp) {
             (true, true) => self.note(number, "a flipped bit of the inode was put right"),
             (true, false) => {

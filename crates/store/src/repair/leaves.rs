@@ -194,7 +194,7 @@ impl Repairer<'_> {
     }
 }
 
-/// Bits of a key's hash that select the leaf.
+/// Bitset of a key's hash that select the leaf.
 fn prefix(key: u64) -> u64 {
     key >> (DISCRIMINATOR_BITS + HASH_BITS - PREFIX_BITS)
 }

@@ -16,7 +16,7 @@
 //! has its old contents or its new ones, and a repeated repair finds the same contents. Everything else is derived from
 //! that: a repair that was interrupted between two records is run again.
 
-mod flips;
+mod bit_flips;
 mod inodes;
 mod leaves;
 mod names;
@@ -33,7 +33,7 @@ use std::ops::Range;
 use pmem::Region;
 
 use crate::FileKind;
-use crate::check::bits::Bits;
+use crate::check::bitset::Bitset;
 use crate::check::owned::Owned;
 use crate::check::{CheckOptions, Finding, Report, check};
 use crate::clock::Clock;
@@ -91,7 +91,7 @@ pub fn repair(region: &Region) -> Result<Repair> {
         index: vec![NONE; layout.inodes() as usize],
         cleared: BTreeMap::new(),
         names: Vec::new(),
-        claimed: Bits::new(layout.groups(), layout.blocks_per_group),
+        claimed: Bitset::new(layout.groups(), layout.blocks_per_group),
         owned: Owned::new(layout.groups(), layout.blocks_per_group),
         next_free: 0,
         fresh: BTreeSet::new(),
@@ -129,7 +129,7 @@ struct Repairer<'a> {
     cleared: BTreeMap<u64, Inode>,
     names: Vec<Name>,
     /// Blocks that something leads to, now or when all is done.
-    claimed: Bits,
+    claimed: Bitset,
     /// Number of extents that refer to blocks with possibly several owners.
     owned: Owned,
     /// No block before this one is free.

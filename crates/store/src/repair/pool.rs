@@ -6,7 +6,7 @@ use pmem::Region;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::Notes;
-use super::flips::{mend_ring_state, mend_superblock};
+use super::bit_flips::{repair_ring_state, repair_superblock};
 use crate::BLOCK;
 use crate::check::Report;
 use crate::check::pool::{check_ring_states, is_grown};
@@ -75,7 +75,7 @@ fn flipped_superblock(region: &Region) -> Option<Superblock> {
     SUPERBLOCKS.into_iter().find_map(|offset| {
         let mut copy = Superblock::new_zeroed();
         region.read(offset, copy.as_mut_bytes());
-        let is_mended = mend_superblock(&mut copy);
+        let is_mended = repair_superblock(&mut copy);
         (is_mended && copy.validate(region.length()).is_ok()).then_some(copy)
     })
 }
@@ -139,7 +139,7 @@ fn flipped_state(region: &Region) -> Option<RingState> {
     RING_STATES.into_iter().find_map(|offset| {
         let mut state = RingState::new_zeroed();
         region.read(offset, state.as_mut_bytes());
-        mend_ring_state(&mut state).then_some(state)
+        repair_ring_state(&mut state).then_some(state)
     })
 }
 

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::pool::{Tail, begin_epoch};
 use super::{File, NONE, Repairer};
 use crate::FileKind;
-use crate::check::bits::Bits;
+use crate::check::bitset::Bitset;
 use crate::defects::Defects;
 use crate::error::Result;
 use crate::format::checksum::crc32c;
@@ -125,9 +125,9 @@ impl Repairer<'_> {
     }
 
     /// Blocks in use when all is written.
-    fn blocks_at_last(&self) -> Bits {
+    fn blocks_at_last(&self) -> Bitset {
         let layout = &self.image.layout;
-        let mut used = Bits::new(layout.groups(), layout.blocks_per_group);
+        let mut used = Bitset::new(layout.groups(), layout.blocks_per_group);
         for group in 0..layout.groups() {
             let start = group * layout.blocks_per_group;
             used.claim(start, layout.data_blocks(group).start - start);
@@ -146,9 +146,9 @@ impl Repairer<'_> {
         used
     }
 
-    fn inode_bits(&self, is_set: impl Fn(&File) -> bool) -> Bits {
+    fn inode_bits(&self, is_set: impl Fn(&File) -> bool) -> Bitset {
         let layout = &self.image.layout;
-        let mut bits = Bits::new(layout.groups(), layout.inodes_per_group);
+        let mut bits = Bitset::new(layout.groups(), layout.inodes_per_group);
         let files = self.files.iter().filter(|file| !file.is_gone);
         for file in files.filter(|file| is_set(file)) {
             bits.claim(file.number, 1);
@@ -193,7 +193,7 @@ impl Repairer<'_> {
     }
 
     /// Blocks that change where they are.
-    fn write_blocks(&self, writer: &mut Writer<'_>, used: &Bits) {
+    fn write_blocks(&self, writer: &mut Writer<'_>, used: &Bitset) {
         let in_place = self
             .fixes
             .iter()
@@ -215,7 +215,7 @@ impl Repairer<'_> {
     }
 
     /// Records which maps differ from their computed state. True: one does.
-    fn notes_of_maps(&mut self, maps: &[&Bits; 3]) -> bool {
+    fn notes_of_maps(&mut self, maps: &[&Bitset; 3]) -> bool {
         let mut differs = false;
         for group in 0..self.image.layout.groups() {
             let block = self.image.layout.header(group) / BLOCK as u64;
@@ -272,7 +272,7 @@ impl Repairer<'_> {
 
     /// Visits each bitmap line of a group that differs from its computed state: its location, its bytes, and their
     /// checksum.
-    fn wrong_lines(&self, group: u64, maps: &[&Bits; 3], visit: &mut dyn FnMut(u64, &[u8], u32)) {
+    fn wrong_lines(&self, group: u64, maps: &[&Bitset; 3], visit: &mut dyn FnMut(u64, &[u8], u32)) {
         let layout = &self.image.layout;
         let mut header = [0; size_of::<GroupHeader>()];
         self.image.read(layout.header(group), &mut header);
@@ -295,7 +295,7 @@ impl Repairer<'_> {
         }
     }
 
-    fn write_maps(&self, writer: &mut Writer<'_>, maps: &[&Bits; 3]) {
+    fn write_maps(&self, writer: &mut Writer<'_>, maps: &[&Bitset; 3]) {
         for group in 0..self.image.layout.groups() {
             let header = self.image.group_header(group);
             if header.is_err() || header.is_ok_and(|header| header.reserved != [0; 6]) {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use zerocopy::IntoBytes;
 
-use super::flips::mend;
+use super::bit_flips::correct;
 use super::{File, Repairer};
 use crate::BLOCK;
 use crate::FileKind;
@@ -215,7 +215,7 @@ impl Repairer<'_> {
         }
         let mut crc = crc_of(&contents);
         let is_known = self.unreadable.contains(&block);
-        if is_known || !mend(&mut contents[BLOCK_CRC_FROM..], &mut crc) {
+        if is_known || !correct(&mut contents[BLOCK_CRC_FROM..], &mut crc) {
             self.unreadable.insert(block);
             return None;
         }

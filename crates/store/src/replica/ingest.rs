@@ -13,8 +13,8 @@
 use std::ops::Range;
 
 use super::Replica;
-use super::judge::{Verdict, judge};
-use super::touched::{merge, record_length};
+use super::changed_ranges::{merge, record_length};
+use super::verify::{Verdict, judge};
 use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::record::{ALIGN, HEADER, Kind, MAGIC, Operations, RecordHeader, is_intact};

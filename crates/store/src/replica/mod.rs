@@ -4,13 +4,13 @@
 //! A replica makes no records and allocates nothing. Its ring, its recovery and the reuse of its ring space are those of
 //! any pool; taking over is opening it for writing.
 
+mod changed_ranges;
 mod grow;
 mod ingest;
-mod judge;
 mod member;
 mod metadata;
-mod named;
-mod touched;
+mod out_of_line;
+mod verify;
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ use crate::store::Store;
 pub use ingest::Ingested;
 pub use member::MemberFormat;
 pub use metadata::read_metadata;
-pub use named::named_data;
+pub use out_of_line::named_data;
 
 /// A pool that is open for following.
 pub struct Replica {
@@ -206,6 +206,6 @@ impl Replica {
     /// Ranges of the image, as whole lines and in order, that the records from `number` on changed. `None` when the ring
     /// does not hold them all any more.
     pub fn touched_since(&self, number: u64) -> Option<Vec<Range<u64>>> {
-        touched::since(&self.ring, &self.image, number, self.tail.number)
+        changed_ranges::since(&self.ring, &self.image, number, self.tail.number)
     }
 }

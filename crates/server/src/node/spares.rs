@@ -9,7 +9,7 @@ use super::{UNIT, registration};
 
 /// The primary's knowledge of members that are not in sync.
 #[derive(Default)]
-pub struct Absence {
+pub struct AbsentMembers {
     /// The epoch in which it was noted: what an earlier primary heard of is unknown.
     epoch: u32,
     /// When each of them was last heard of; at first, when it was first missed.
@@ -28,7 +28,7 @@ fn missing(unit: &UnitEntry) -> impl Iterator<Item = NodeId> {
     members.filter(|node| !unit.map.is_in_sync(*node))
 }
 
-impl Absence {
+impl AbsentMembers {
     /// A node sent a message.
     pub fn hear(&mut self, now: u64, node: NodeId) {
         if let Some(heard) = self.heard.get_mut(&node) {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_linked_spare_replaces_a_member_that_has_been_away() {
-        let (map, mut absence) = (map(), Absence::default());
+        let (map, mut absence) = (map(), AbsentMembers::default());
         let linked = |node| node == 5;
         assert_eq!(absence.replacement(SECOND, &map, linked), None);
         assert_eq!(absence.next(SECOND, &map), Some(11 * SECOND));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_new_primary_waits_anew_and_a_member_in_sync_stays() {
-        let (mut map, mut absence) = (map(), Absence::default());
+        let (mut map, mut absence) = (map(), AbsentMembers::default());
         assert_eq!(absence.replacement(0, &map, |_| true), None);
         map.units[0].map.epoch += 1;
         assert_eq!(absence.replacement(11 * SECOND, &map, |_| true), None);

@@ -1,17 +1,17 @@
 //! One bit for each block or inode of an image.
 
-/// Bits of all groups. Each group begins at a separate word.
-pub struct Bits {
+/// Bitset of all groups. Each group begins at a separate word.
+pub struct Bitset {
     per_group: u64,
     stride: usize,
     words: Vec<u64>,
 }
 
-impl Bits {
+impl Bitset {
     /// No bit set.
-    pub fn new(groups: u64, per_group: u64) -> Bits {
+    pub fn new(groups: u64, per_group: u64) -> Bitset {
         let stride = per_group.div_ceil(64) as usize;
-        Bits {
+        Bitset {
             per_group,
             stride,
             words: vec![0; groups as usize * stride],
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn runs_are_claimed_once() {
-        let mut bits = Bits::new(2, 512);
+        let mut bits = Bitset::new(2, 512);
         assert!(
             bits.claim(60, 10) && bits.claim(70, 130) && bits.claim(200, 312) && bits.claim(512, 1)
         );
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn groups_of_odd_sizes_stay_apart() {
-        let mut bits = Bits::new(3, 48);
+        let mut bits = Bitset::new(3, 48);
         bits.group_mut(1)[0] = 1 << 47;
         assert!(bits.get(95) && !bits.get(94) && !bits.get(96));
     }

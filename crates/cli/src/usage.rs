@@ -8,9 +8,9 @@ use client::Attributes;
 
 use crate::arguments::files::{Df, Du};
 use crate::failure::{Failure, Outcome};
-use crate::figures::show_short_size;
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
+use crate::sizes::show_short_size;
 use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 

@@ -11,7 +11,7 @@ use crate::format::inode::{FIRST_LINE, Inode, STAMP, STAMP_END};
 use crate::format::superblock::{MAGIC, RingState, Superblock};
 
 /// Makes bytes and their checksum match by flipping one bit of either, or none if they do. False: that is not enough.
-pub fn mend(bytes: &mut [u8], crc: &mut u32) -> bool {
+pub fn correct(bytes: &mut [u8], crc: &mut u32) -> bool {
     let difference = crc32c(bytes) ^ *crc;
     if difference.count_ones() <= 1 {
         *crc ^= difference;
@@ -31,7 +31,7 @@ pub fn mend(bytes: &mut [u8], crc: &mut u32) -> bool {
     false
 }
 
-/// Which parts of an inode match their checksums after mending each.
+/// Which parts of an inode match their checksums after repairing each.
 pub struct Parts {
     /// Version and times of change.
     pub stamp: bool,
@@ -40,31 +40,31 @@ pub struct Parts {
 }
 
 /// Mends each part of an inode that one flip explains.
-pub fn mend_inode(inode: &mut Inode) -> Parts {
+pub fn repair_inode(inode: &mut Inode) -> Parts {
     let (mut stamp_crc, mut crc, mut rest_crc) = (inode.stamp_crc, inode.crc, inode.rest_crc);
     let bytes = inode.as_mut_bytes();
-    let rest = mend(&mut bytes[FIRST_LINE + 4..], &mut rest_crc);
+    let rest = correct(&mut bytes[FIRST_LINE + 4..], &mut rest_crc);
     // The first line's checksum includes the one of the rest.
     crc ^= rest_crc;
-    let first_line = mend(&mut bytes[STAMP_END..FIRST_LINE], &mut crc);
-    let stamp = mend(&mut bytes[STAMP as usize..STAMP_END], &mut stamp_crc);
+    let first_line = correct(&mut bytes[STAMP_END..FIRST_LINE], &mut crc);
+    let stamp = correct(&mut bytes[STAMP as usize..STAMP_END], &mut stamp_crc);
     (inode.stamp_crc, inode.crc, inode.rest_crc) = (stamp_crc, crc ^ rest_crc, rest_crc);
     let rest = rest && first_line;
     Parts { stamp, rest }
 }
 
 /// Mends a copy of the superblock.
-pub fn mend_superblock(superblock: &mut Superblock) -> bool {
+pub fn repair_superblock(superblock: &mut Superblock) -> bool {
     let mut crc = superblock.crc;
-    let is_mended = mend(&mut superblock.as_mut_bytes()[12..], &mut crc);
+    let is_mended = correct(&mut superblock.as_mut_bytes()[12..], &mut crc);
     (superblock.magic, superblock.crc) = (MAGIC, crc);
     is_mended
 }
 
 /// Mends a copy of the ring's state.
-pub fn mend_ring_state(state: &mut RingState) -> bool {
+pub fn repair_ring_state(state: &mut RingState) -> bool {
     let mut crc = state.crc;
-    let is_mended = mend(&mut state.as_mut_bytes()[4..], &mut crc);
+    let is_mended = correct(&mut state.as_mut_bytes()[4..], &mut crc);
     state.crc = crc;
     is_mended && state.is_valid()
 }
@@ -80,14 +80,14 @@ mod tests {
         for bit in 0..whole.len() * 8 {
             let (mut bytes, mut own) = (whole.clone(), crc);
             bytes[bit / 8] ^= 1 << (bit % 8);
-            assert!(mend(&mut bytes, &mut own) && bytes == whole && own == crc);
+            assert!(correct(&mut bytes, &mut own) && bytes == whole && own == crc);
             bytes[bit / 8] ^= 1 << (bit % 8);
             bytes[(bit / 8 + 50) % 300] ^= 4;
-            assert!(!mend(&mut bytes, &mut own), "two bits");
+            assert!(!correct(&mut bytes, &mut own), "two bits");
         }
         for bit in 0..32 {
             let (mut bytes, mut own) = (whole.clone(), crc ^ 1 << bit);
-            assert!(mend(&mut bytes, &mut own) && bytes == whole && own == crc);
+            assert!(correct(&mut bytes, &mut own) && bytes == whole && own == crc);
         }
     }
 
@@ -104,7 +104,7 @@ mod tests {
         for bit in 0..size_of::<Inode>() * 8 {
             let mut inode = whole;
             inode.as_mut_bytes()[bit / 8] ^= 1 << (bit % 8);
-            let parts = mend_inode(&mut inode);
+            let parts = repair_inode(&mut inode);
             assert!(
                 parts.stamp && parts.rest && inode == whole,
                 "bit {bit}: {inode:?}"

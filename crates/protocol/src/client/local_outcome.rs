@@ -5,7 +5,7 @@ use operations::WriteAt;
 use crate::wire::{Acknowledge, Operation, Outcome};
 
 /// The outcome of a write that is acknowledged when it is sent. Where an appending write lands is not known then.
-pub(super) fn early_outcome(operation: &Operation, acknowledge: Acknowledge) -> Option<Outcome> {
+pub(super) fn local_outcome(operation: &Operation, acknowledge: Acknowledge) -> Option<Outcome> {
     match operation {
         Operation::Write {
             at: WriteAt::Offset(offset),

@@ -68,11 +68,12 @@ pub fn unwrap<'a>(wrapped: &'a [u8], defects: &Defects) -> Halves<'a> {
     let (second, parity) = rest.split_at(half);
     let has_parity = parity.len() == half;
     let is_right = |part: &[u8], at| crc32c(part) == word(at);
-    let mend = |other: &[u8]| -> Vec<u8> { other.iter().zip(parity).map(|(a, b)| a ^ b).collect() };
+    let repair =
+        |other: &[u8]| -> Vec<u8> { other.iter().zip(parity).map(|(a, b)| a ^ b).collect() };
     let (first, second) = match (is_right(first, 4), is_right(second, 8)) {
         (true, true) => return Halves::Whole(Cow::Borrowed(&body[..length]), false),
-        (false, true) if has_parity => (mend(second), second.to_vec()),
-        (true, false) if has_parity => (first.to_vec(), mend(first)),
+        (false, true) if has_parity => (repair(second), second.to_vec()),
+        (true, false) if has_parity => (first.to_vec(), repair(first)),
         _ => return Halves::AskAgain,
     };
     // Parity has errors too: a half reconstructed from it is accepted only if its checksum matches.

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 
 /// Queue pairs that have failed, or the whole adapter.
 #[derive(Default)]
-pub struct Trouble {
+pub struct AdapterFaults {
     pairs: Mutex<Vec<u32>>,
     is_adapter: AtomicBool,
     /// Number of failures, so that no thread searches for nothing.
     count: AtomicU64,
 }
 
-impl Trouble {
+impl AdapterFaults {
     /// Notes it, if it is any.
     pub fn note(&self, event: Event) {
         match event {
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn each_takes_its_own_queue_pairs() {
-        let trouble = Trouble::default();
+        let trouble = AdapterFaults::default();
         for number in [3, 5, 4] {
             trouble.note(Event::QueuePairFailed(number));
         }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_reused_number_has_not_failed() {
-        let trouble = Trouble::default();
+        let trouble = AdapterFaults::default();
         for number in [3, 4, 3] {
             trouble.note(Event::QueuePairFailed(number));
         }
@@ -93,7 +93,7 @@ mod tests {
             Event::CompletionQueueFailed,
             Event::SharedReceiveQueueFailed,
         ] {
-            let trouble = Trouble::default();
+            let trouble = AdapterFaults::default();
             trouble.note(event);
             assert_eq!((trouble.count(), trouble.is_adapter()), (1, true));
         }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn events_without_a_failure_are_not_recorded() {
-        let trouble = Trouble::default();
+        let trouble = AdapterFaults::default();
         for event in [
             Event::PortDown(1),
             Event::PortActive(1),

@@ -43,18 +43,18 @@ pub const NAP: Duration = Duration::from_millis(100);
 
 /// A queue's own bell, or a peer's.
 #[derive(Clone)]
-pub struct Bell {
+pub struct Doorbell {
     lines: Lines,
     memory: Region,
     event: Arc<OwnedFd>,
 }
 
-impl Bell {
+impl Doorbell {
     /// This queue's own bell.
     ///
     /// # Errors
     /// [`Error::Region`], [`Error::System`].
-    pub fn new() -> Result<Bell, Error> {
+    pub fn new() -> Result<Doorbell, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|errno| Error::System {
             what: "make an eventfd".to_owned(),
@@ -62,23 +62,23 @@ impl Bell {
             remedy: "raise the limit of open files (`ulimit -n`)",
         })?;
         let memory = Region::memory((LINES * LINE) as u64, false)?;
-        Ok(Bell::over(memory, event))
+        Ok(Doorbell::over(memory, event))
     }
 
     /// A peer's bell.
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].
-    pub fn attach(memory: OwnedFd, event: OwnedFd) -> Result<Bell, Error> {
+    pub fn attach(memory: OwnedFd, event: OwnedFd) -> Result<Doorbell, Error> {
         if !is_eventfd(&event) {
             return Err(Error::Peer { what: "eventfd" });
         }
         let memory = ring::attach(memory, (LINES * LINE) as u64, "bell")?;
-        Ok(Bell::over(memory, event))
+        Ok(Doorbell::over(memory, event))
     }
 
-    fn over(memory: Region, event: OwnedFd) -> Bell {
-        Bell {
+    fn over(memory: Region, event: OwnedFd) -> Doorbell {
+        Doorbell {
             lines: ring::lines(&memory, LINES),
             memory,
             event: Arc::new(event),
@@ -114,8 +114,8 @@ impl Bell {
         self.awake();
     }
 
-    /// Announces that the thread will block at [`Bell::event`], among others. The caller then checks for events again,
-    /// blocks for no longer than a [nap](NAP), and ends it with [`Bell::awake`].
+    /// Announces that the thread will block at [`Doorbell::event`], among others. The caller then checks for events again,
+    /// blocks for no longer than a [nap](NAP), and ends it with [`Doorbell::awake`].
     pub fn block(&self) {
         self.announce(BLOCKED);
     }

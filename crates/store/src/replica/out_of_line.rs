@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::changed_ranges::{merge, record_length};
 use super::ingest::operations;
-use super::touched::{merge, record_length};
 use crate::format::record::{HEADER, Kind};
 use crate::image::volume::Volume;
 

@@ -12,7 +12,7 @@ use crate::{EndpointId, Error, Piece, Registration, Supply};
 /// So many buffers are handed over by one call, if there is time.
 const MANY: usize = 8;
 
-pub struct Supplies {
+pub struct ReceiveBuffers {
     /// Buffers to be handed to the adapter.
     list: ReceiveList,
     groups: bool,
@@ -31,12 +31,12 @@ struct Known {
     length: u32,
 }
 
-impl Supplies {
+impl ReceiveBuffers {
     /// The adapter holds at most so many; others wait here.
-    pub fn new(common: &Common, groups: bool, depth: u32) -> Result<Supplies, Error> {
+    pub fn new(common: &Common, groups: bool, depth: u32) -> Result<ReceiveBuffers, Error> {
         let depth = common.adapter().limits().shared_depth.min(depth);
         let queue = SharedReceiveQueue::new(&common.domain, depth)?;
-        Ok(Supplies {
+        Ok(ReceiveBuffers {
             list: ReceiveList::new(&queue, BATCH),
             groups,
             known: Vec::new(),
@@ -97,7 +97,7 @@ impl Supplies {
     }
 
     /// Hands them to the adapter if they are many. Otherwise they can wait as long as no peer knows that they are free:
-    /// see [`Supplies::hand_over`].
+    /// see [`ReceiveBuffers::hand_over`].
     #[inline]
     pub fn hand_over_many(&mut self) {
         if self.list.length() >= MANY.min(self.known.len() / 4 + 1) {
