@@ -18,6 +18,7 @@ mod fragment;
 mod group;
 mod link;
 mod memory;
+mod pull;
 #[cfg(test)]
 mod tests;
 
@@ -198,8 +199,8 @@ pub struct Messenger {
     is_woken: bool,
     spin: Spin,
     dials: u64,
-    /// Transfers that can never be executed, to be reported by the next poll.
-    refused: Vec<(LinkId, u64)>,
+    /// Transfers that have ended, to be reported by the next poll.
+    ended: Vec<(LinkId, u64, Option<Bytes>)>,
     /// Links with transfers that the transport did not take.
     held: Vec<LinkId>,
     /// Kept from one poll to the next.
@@ -292,7 +293,7 @@ impl Messenger {
             behind: Vec::new(),
             blocker,
             dials: 0,
-            refused: Vec::new(),
+            ended: Vec::new(),
             held: Vec::new(),
             reports: Vec::new(),
             arrived: Vec::new(),
@@ -396,6 +397,9 @@ impl Messenger {
             };
         }
         let lane = &self.lanes[link.lane];
+        if link.is_ready && link.pulls.wants_pool(bytes.len()) {
+            link.offer_pool(&mut self.transports, lane.provider);
+        }
         let queue = self.transports.queue(lane.provider);
         let queue = queue.ok_or(SendError::Ended)?;
         let mut at = 0;
@@ -403,8 +407,15 @@ impl Messenger {
             return Ok(());
         }
         link.keep(bytes.clone(), at);
-        self.behind.push(slot);
+        self.fall_behind(slot);
         Ok(())
+    }
+
+    /// From now on each poll sends what waits for the peer of this link.
+    fn fall_behind(&mut self, slot: usize) {
+        if !self.behind.contains(&slot) {
+            self.behind.push(slot);
+        }
     }
 
     /// Begins to send the messages given to [`Messenger::send`] since the last poll.
@@ -444,7 +455,7 @@ impl Messenger {
         if !self.behind.is_empty() {
             self.catch_up();
         }
-        if !self.held.is_empty() || !self.refused.is_empty() {
+        if !self.held.is_empty() || !self.ended.is_empty() {
             self.post_held(events);
         }
         events.len() - before
@@ -454,7 +465,7 @@ impl Messenger {
     /// polls for a while, shorter the less often that helps, and then blocks.
     pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
         let before = events.len();
-        let is_due = timeout.is_zero() || self.is_woken || !self.refused.is_empty();
+        let is_due = timeout.is_zero() || self.is_woken || !self.ended.is_empty();
         if is_due || self.spin.looks() {
             let count = self.poll(events);
             let is_woken = std::mem::take(&mut self.is_woken);
@@ -539,7 +550,19 @@ impl Messenger {
         let Some(link) = self.links[slot].link.as_deref_mut() else {
             return;
         };
-        match link.incoming.take(message) {
+        let provider = self.lanes[lane].provider;
+        let Some(queue) = self.transports.queue(provider) else {
+            return;
+        };
+        let taken = link.take(queue, message);
+        let is_announced = std::mem::take(&mut link.pulls.is_announced);
+        if link.pulls.is_due() {
+            self.fall_behind(slot);
+        }
+        if is_announced {
+            self.hear(slot, events);
+        }
+        match taken {
             Ok(None) => {}
             Ok(Some(bytes)) => events.push(Event::Message {
                 link: LinkId::new(slot, generation),

@@ -46,6 +46,15 @@ macro_rules! pass_on {
         fn supply(&mut self, buffer: fabric::Supply, piece: fabric::Piece<'_>) {
             self.inner.supply(buffer, piece);
         }
+        fn load(
+            &mut self,
+            endpoint: fabric::EndpointId,
+            from: fabric::Remote,
+            length: u32,
+            into: &mut Vec<u8>,
+        ) -> bool {
+            self.inner.load(endpoint, from, length, into)
+        }
         fn submit(&mut self) {
             self.inner.submit();
         }

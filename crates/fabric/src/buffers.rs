@@ -282,6 +282,16 @@ impl Buffer {
             .read(self.data() + u64::from(offset), into);
     }
 
+    /// Appends its first `length` bytes to `into`.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn append_to(&self, length: u32, into: &mut Vec<u8>) {
+        self.check(0, length as usize);
+        let region = self.pool.registration.region();
+        region.append_to(self.data(), length as usize, into);
+    }
+
     /// Copies a request before the data: at most [`REQUEST_BYTES`].
     pub fn write_request(&self, request: &[u8]) {
         assert!(

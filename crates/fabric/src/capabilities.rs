@@ -35,6 +35,8 @@ pub struct Capabilities {
     /// Whether one-sided requests are executed while the target's process does other work. Otherwise they wait until it
     /// polls its queue.
     pub passive_target: bool,
+    /// Whether the thread that posts a one-sided read executes it at once: then [`crate::Queue::load`] works.
+    pub immediate_reads: bool,
     /// Largest payload that should travel in its message, in bytes: up to it the one-sided ways are at most a tenth faster,
     /// as measured by `tako bench fabric --tune`.
     pub in_message_bytes: u32,

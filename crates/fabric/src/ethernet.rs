@@ -298,6 +298,7 @@ fn capabilities(shared: &Shared) -> Capabilities {
         },
         completed_write: Placement::Visible,
         passive_target: false,
+        immediate_reads: false,
         in_message_bytes: 64 << 10,
     }
 }

@@ -16,7 +16,7 @@ pub use self::spin::Spin;
 use crate::{
     Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
     GroupAddress, GroupId, Limits, Parameters, Peer, Provider, Refusal, RegionDescriptor,
-    Registration, RemoteRegion, Report, Role, Source, Supply, Transport, WorkRequest, WrId,
+    Registration, Remote, RemoteRegion, Report, Role, Source, Supply, Transport, WorkRequest, WrId,
 };
 
 /// Options of a queue.
@@ -377,6 +377,32 @@ impl Queue {
         self.transport.post(id, request);
         self.posted = true;
         Ok(())
+    }
+
+    /// Appends a range of a peer's memory to `into`, without a registered buffer in between. It is there when this returns.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`], also where reads are not immediate ([`Capabilities::immediate_reads`]);
+    /// [`Refusal::NoEndpoint`], also if the memory is gone, which the next poll reports.
+    pub fn load(
+        &mut self,
+        id: EndpointId,
+        (from, length): (Remote, u32),
+        into: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let found = self.endpoints.get(id.place());
+        if !found.is_some_and(|found| found.is_ready(id)) {
+            return Err(Refusal::NoEndpoint);
+        }
+        if !self.capabilities.immediate_reads {
+            return Err(Refusal::Invalid("reads are not immediate"));
+        }
+        let range = (from, Access::READ, length.into());
+        endpoint::validate_range(id, &self.capabilities, range)?;
+        match self.transport.load(id, from, length, into) {
+            true => Ok(()),
+            false => Err(Refusal::NoEndpoint),
+        }
     }
 
     /// Begins all that was posted.

@@ -129,6 +129,7 @@ impl Shm {
             },
             completed_write: Placement::Visible,
             passive_target: true,
+            immediate_reads: true,
             // 0.78 µs beside 0.71 pushed; 256 B 0.80 beside 0.70.
             in_message_bytes: 64,
         }

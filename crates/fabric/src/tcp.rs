@@ -169,6 +169,7 @@ fn capabilities() -> Capabilities {
         },
         completed_write: Placement::Visible,
         passive_target: false,
+        immediate_reads: false,
         // Within 3 % of a push at all sizes up to this, the largest that was compared.
         in_message_bytes: 64 << 10,
     }

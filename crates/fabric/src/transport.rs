@@ -10,7 +10,7 @@ use pmem::Region;
 
 use crate::{
     Access, Capabilities, EndpointId, Error, Failure, GroupId, Piece, Proof, RegionDescriptor,
-    Registration, RemoteRegion, Source, Work,
+    Registration, Remote, RemoteRegion, Source, Work,
 };
 
 /// A transport as a process has it, once. Its threads open a [`Transport`] each.
@@ -110,6 +110,19 @@ pub trait Transport: Send {
 
     /// Takes a request. It may begin only with [`Transport::submit`].
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>);
+
+    /// Appends a range of a peer's memory to `into`, at once; only where reads are immediate. The queue has validated the range.
+    /// Returns whether the memory was there; if not, the endpoint has failed.
+    fn load(
+        &mut self,
+        endpoint: EndpointId,
+        from: Remote,
+        length: u32,
+        into: &mut Vec<u8>,
+    ) -> bool {
+        let _ = (endpoint, from, length, into);
+        false
+    }
 
     /// Sends the peer its total of credits, and asks for its count if `ask`. No request: nothing is reported about it,
     /// and it may be lost.

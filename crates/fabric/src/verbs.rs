@@ -233,6 +233,7 @@ fn capabilities(domain: &Arc<Domain>) -> Result<Capabilities, Error> {
         // A read after the write proves that, and so does a message after it for its receiver.
         completed_write: Placement::Sent,
         passive_target: true,
+        immediate_reads: false,
         // `scripts/lab.sh measure`, emulated: up to 1 KiB a message takes at most a tenth more than a push, 4 KiB 1.25.
         in_message_bytes: 1024,
     })

@@ -186,6 +186,17 @@ impl Mapping {
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
+    pub(crate) fn append_to(&self, offset: u64, length: usize, into: &mut Vec<u8>) {
+        let from = self.at(offset, length);
+        into.reserve(length);
+        let end = into.len();
+        // SAFETY: as in `read`. There is room for `length` bytes behind the end, and they are stored before they count.
+        unsafe {
+            ptr::copy_nonoverlapping(from, into.as_mut_ptr().add(end), length);
+            into.set_len(end + length);
+        }
+    }
+
     #[inline]
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
         let from = self.at(offset, into.len());

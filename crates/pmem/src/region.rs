@@ -277,6 +277,18 @@ impl Region {
         }
     }
 
+    /// Appends the `length` bytes at `offset` to `into`. Unlike [`Region::read`] it needs no bytes there first.
+    pub fn append_to(&self, offset: u64, length: usize, into: &mut Vec<u8>) {
+        match &self.0 {
+            Mapped(mapping) => mapping.append_to(offset, length, into),
+            Simulated(simulation) => {
+                let end = into.len();
+                into.resize(end + length, 0);
+                simulation.read(offset, &mut into[end..]);
+            }
+        }
+    }
+
     /// Like [`Region::read`], and returns CRC32C's register (see [`crate::checksum`]), begun with all ones, after the
     /// copy. The next `more` bytes are needed next. Returns `None`, and copies nothing, where the two cannot be
     /// combined.

@@ -276,7 +276,7 @@ macro_rules! all {
             transfer: messages_of_every_length_arrive_whole, messages_are_gathered_from_pieces,
                 immediates_arrive_with_and_without_data, messages_arrive_in_order, both_sides_send_at_once,
                 one_queue_has_many_endpoints;
-            one_sided: writes_and_reads_of_every_length, a_part_of_a_region_is_reached_from_its_start, pieces_are_scattered_and_gathered,
+            one_sided: writes_and_reads_of_every_length, reads_at_once_are_like_others, a_part_of_a_region_is_reached_from_its_start, pieces_are_scattered_and_gathered,
                 atomics_are_carried_out_once, a_receiver_of_a_message_sees_the_writes_before_it,
                 reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself;
             flow: quiet_requests_are_told_only_when_they_fail, outstanding_requests_are_bounded,

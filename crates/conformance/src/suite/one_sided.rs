@@ -1,6 +1,6 @@
 //! Reads, writes and atomics.
 
-use fabric::{Access, Source, Work, WorkRequest};
+use fabric::{Access, Refusal, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup};
 
@@ -54,6 +54,37 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
         contents(&far, MEMORY - 7, 7) == b"the end"
     });
     assert!(pair.far.messages.is_empty() && pair.far.done.is_empty());
+}
+
+pub fn reads_at_once_are_like_others(setup: &dyn Setup) {
+    let mut pair = Pair::new(setup);
+    let far = pair.far.memory(MEMORY, Access::READ);
+    let secret = pair.far.memory(4096, Access::WRITE);
+    let (remote, secret) = (pair.import(&far), pair.import(&secret));
+    let bytes = Random(6).bytes(100_000);
+    far.region().write(77, &bytes);
+    let mut got = b"before".to_vec();
+    let to_far = pair.to_far;
+    let mut load = |from, length| pair.near.queue.load(to_far, (from, length), &mut got);
+    let refused = [
+        load(secret.at(0), 8),
+        load(remote.at(MEMORY - 7), 8),
+        load(remote.at(u64::MAX), 8),
+    ];
+    assert!(
+        refused
+            .iter()
+            .all(|outcome| matches!(outcome, Err(Refusal::Invalid(_))))
+    );
+    let loaded = load(remote.at(77), 100_000);
+    if !pair.near.queue.capabilities().immediate_reads {
+        return assert!(matches!(loaded, Err(Refusal::Invalid(_))));
+    }
+    assert_eq!(loaded, Ok(()));
+    assert!(got == [&b"before"[..], &bytes].concat());
+    pair.near.queue.close(to_far);
+    let ended = pair.near.queue.load(to_far, (remote.at(77), 8), &mut got);
+    assert_eq!(ended, Err(Refusal::NoEndpoint));
 }
 
 pub fn a_part_of_a_region_is_reached_from_its_start(setup: &dyn Setup) {

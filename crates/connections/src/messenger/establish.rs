@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason};
+use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason, pull};
 use crate::control::{
     self, Address, Answered, Caller, Note, PeerSession, Reached, Unanswered, dial,
 };
@@ -170,6 +170,10 @@ impl Messenger {
                     self.unready.retain(|&other| other != slot);
                 }
                 Ok(Some(Note::Goodbye)) => return self.end(slot, Reason::Closed, events),
+                Ok(Some(Note::Exported { name, region })) if name == pull::POOL => {
+                    link.pulls.imported(region);
+                    self.fall_behind(slot);
+                }
                 Ok(Some(Note::Exported { name, region })) => {
                     link.exported(name, region);
                     let link = LinkId::new(slot, self.links[slot].generation);

@@ -6,6 +6,7 @@
 //!    0    │ 0                        a whole message
 //!    1    │ bytes of the message     its first fragment
 //!    2    │ offset in the message    a later fragment
+//!    3    │ about pulls              no fragment, or the location of one (`pull`)
 //! ```
 //! Endpoints deliver in order, so the fragments of a message follow each other, with nothing of the same link between
 //! them. The offset is there to detect a peer that breaks this rule.
@@ -40,34 +41,36 @@ impl Incoming {
     pub fn take(&mut self, message: &Message) -> Result<Option<Vec<u8>>, &'static str> {
         let head = message.immediate.ok_or("a fragment has no head")?;
         let length = message.length() as usize;
-        self.add(head, length, |into| message.read(0, into))
+        self.add(head, length, |into| {
+            message.append_to(into);
+            Ok(())
+        })
     }
 
-    fn add(
+    /// Takes a fragment of `length` bytes, which `append` appends; returns the message that it completes.
+    pub fn add(
         &mut self,
         head: u32,
         length: usize,
-        read: impl FnOnce(&mut [u8]),
+        append: impl FnOnce(&mut Vec<u8>) -> Result<(), &'static str>,
     ) -> Result<Option<Vec<u8>>, &'static str> {
         let value = (head & VALUE) as usize;
         match (head & !VALUE, self.partial.take()) {
             (0, None) if value == 0 && length <= MESSAGE_MAX => {
-                let mut bytes = vec![0; length];
-                read(&mut bytes);
+                let mut bytes = Vec::with_capacity(length);
+                append(&mut bytes)?;
                 Ok(Some(bytes))
             }
             (FIRST, None) if length > 0 && length < value && value <= MESSAGE_MAX => {
                 let mut bytes = Vec::with_capacity(value);
-                bytes.resize(length, 0);
-                read(&mut bytes);
+                append(&mut bytes)?;
                 self.partial = Some((bytes, value));
                 Ok(None)
             }
             (LATER, Some((mut bytes, total)))
                 if value == bytes.len() && length > 0 && length <= total - bytes.len() =>
             {
-                bytes.resize(value + length, 0);
-                read(&mut bytes[value..]);
+                append(&mut bytes)?;
                 if bytes.len() == total {
                     return Ok(Some(bytes));
                 }
@@ -93,7 +96,10 @@ mod tests {
         head: u32,
         bytes: &[u8],
     ) -> Result<Option<Vec<u8>>, &'static str> {
-        incoming.add(head, bytes.len(), |into| into.copy_from_slice(bytes))
+        incoming.add(head, bytes.len(), |into| {
+            into.extend(bytes);
+            Ok(())
+        })
     }
 
     #[test]

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
+use super::pull::{About, LOCATION, Location, Pulls};
 use crate::control::PeerSession;
-use fabric::{Pool, Queue, Refusal, Source, Work, WorkRequest};
+use fabric::{Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 pub struct Link {
     pub session: PeerSession,
@@ -24,6 +25,7 @@ pub struct Link {
     /// Requests, of messages and transfers.
     pub posted: u64,
     pub transfers: Transfers,
+    pub pulls: Pulls,
 }
 
 struct Waiting {
@@ -52,6 +54,7 @@ impl Link {
             backlog_bytes: 0,
             posted: 0,
             transfers: Transfers::default(),
+            pulls: Pulls::default(),
         }
     }
 
@@ -79,7 +82,7 @@ impl Link {
 
     /// Posts what waits; whether that was all.
     pub fn catch_up(&mut self, queue: &mut Queue, pool: Option<&Pool>) -> bool {
-        if !self.is_ready {
+        if !self.is_ready || !self.post_owed(queue) {
             return false;
         }
         while let Some(mut waiting) = self.backlog.pop_front() {
@@ -91,6 +94,69 @@ impl Link {
             self.backlog_bytes -= waiting.bytes.len().max(1);
         }
         true
+    }
+
+    /// Takes a message of the transport; returns the message of the peer that it completes.
+    pub fn take(
+        &mut self,
+        queue: &mut Queue,
+        message: &Message,
+    ) -> Result<Option<Vec<u8>>, &'static str> {
+        match About::of(message)? {
+            None => self.incoming.take(message),
+            Some(About::Location(location)) => self.pull(queue, location),
+            Some(about) => self.pulls.hear(about).map(|()| None),
+        }
+    }
+
+    fn pull(
+        &mut self,
+        queue: &mut Queue,
+        location: Location,
+    ) -> Result<Option<Vec<u8>>, &'static str> {
+        let Location {
+            head,
+            length,
+            offset,
+        } = location;
+        let from = self.pulls.source()?.at(offset);
+        let endpoint = self.session.endpoint();
+        self.incoming.add(head, length as usize, |into| {
+            let loaded = queue.load(endpoint, (from, length), into);
+            loaded.map_err(|_| "it describes memory that cannot be read")
+        })
+    }
+
+    /// Posts what the peer has to learn about pulls; whether there was room for it.
+    pub fn post_owed(&mut self, queue: &mut Queue) -> bool {
+        while let Some(head) = self.pulls.owed() {
+            if self
+                .post_piece(queue, Source::Inline(&[]), head, None)
+                .is_err()
+            {
+                return false;
+            }
+            self.pulls.told();
+        }
+        true
+    }
+
+    /// Posts a fragment's location, if it is to be pulled. Returns its length; `None`: it is to be sent in a message.
+    fn post_pulled(
+        &mut self,
+        queue: &mut Queue,
+        bytes: &[u8],
+        at: usize,
+    ) -> Option<Result<usize, Refusal>> {
+        let (buffer, length) = self.pulls.fill(&bytes[at..])?;
+        let location = Location {
+            head: head(at, length, bytes.len()),
+            length: length as u32,
+            offset: buffer.describe(length as u32).offset,
+        };
+        let posted = self.post_piece(queue, Source::Inline(&location.encode()), LOCATION, None);
+        self.pulls.sent(buffer, posted.is_ok());
+        Some(posted.map(|()| length))
     }
 
     /// Posts a message from `at` on, and moves `at`.
@@ -106,7 +172,21 @@ impl Link {
             // It is lost, which the next poll reports.
             return Post::Part;
         };
+        if !self.post_owed(queue) {
+            return Post::Part;
+        }
         loop {
+            match self.post_pulled(queue, bytes, *at) {
+                None => {}
+                Some(Err(_)) => return Post::Part,
+                Some(Ok(length)) => {
+                    *at += length;
+                    if *at == bytes.len() {
+                        return Post::All;
+                    }
+                    continue;
+                }
+            }
             let length = (bytes.len() - *at).min(longest as usize);
             let piece = &bytes[*at..*at + length];
             let head = head(*at, length, bytes.len());

@@ -8,13 +8,13 @@ use bytes::Bytes;
 use pmem::Region;
 
 use super::link::Link;
-use super::{Event, LinkId, Messenger};
+use super::{Event, LinkId, Messenger, pull};
 use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
 use fabric::{
-    Access, Buffer, Completion, Error, Pool, Provider, Queue, Refusal, Registration, RemoteRegion,
-    Source, Work, WorkRequest,
+    Access, Buffer, Completion, EndpointId, Error, Pool, Provider, Queue, Refusal, Registration,
+    Remote, RemoteRegion, Source, Work, WorkRequest,
 };
 
 /// Buffers for the data of transfers.
@@ -80,8 +80,8 @@ struct Posted {
 enum Attempt {
     Posted,
     Held,
-    /// It can never be executed.
-    Refused,
+    /// It has ended: with this data, or since it can never be executed.
+    Ended(Option<Bytes>),
 }
 
 impl Messenger {
@@ -114,17 +114,17 @@ impl Messenger {
         device.is_none_or(|device| device.revoke(registration).is_some())
     }
 
-    /// Lets the peer of a link reach registered memory.
+    /// Lets the peer of a link reach registered memory, under a name below [`u64::MAX`].
     ///
     /// # Errors
-    /// [`control::Error`]: close the link. `None` if it has ended.
+    /// [`control::Error`]: close the link. `None` if it has ended, or the name is not below.
     pub fn export(
         &mut self,
         link: LinkId,
         name: u64,
         registration: &Registration,
     ) -> Option<Result<(), control::Error>> {
-        let provider = self.provider(link)?;
+        let provider = self.provider(link).filter(|_| name != pull::POOL)?;
         let session = &mut self.links[link.slot()].link.as_deref_mut()?.session;
         let queue = self.transports.queue(provider)?;
         Some(session.export(queue, name, registration))
@@ -182,7 +182,7 @@ impl Messenger {
                     }
                     break;
                 }
-                Attempt::Refused => self.refused.push((id, transfer.id)),
+                Attempt::Ended(outcome) => self.ended.push((id, transfer.id, outcome)),
             }
         }
     }
@@ -209,15 +209,15 @@ impl Messenger {
             return;
         };
         let bytes = into.map(|(buffer, length)| {
-            let mut bytes = vec![0; length as usize];
-            buffer.read(0, &mut bytes);
+            let mut bytes = Vec::new();
+            buffer.append_to(length, &mut bytes);
             bytes
         });
         let outcome = Some(bytes.unwrap_or_default().into());
         events.push(Event::Transferred { link, id, outcome });
     }
 
-    /// Posts held requests, and reports transfers that were refused.
+    /// Posts held requests, and reports transfers that ended without a completion.
     pub(super) fn post_held(&mut self, events: &mut Vec<Event>) {
         let mut held = std::mem::take(&mut self.held);
         for link in held.drain(..) {
@@ -225,10 +225,22 @@ impl Messenger {
                 self.post_transfers(link);
             }
         }
-        for (link, id) in self.refused.drain(..) {
-            let outcome = None;
-            events.push(Event::Transferred { link, id, outcome });
+        for (link, id, outcome) in std::mem::take(&mut self.ended) {
+            if self.find(link).is_some() {
+                events.push(Event::Transferred { link, id, outcome });
+            }
         }
+    }
+}
+
+/// Reads at once.
+fn load(queue: &mut Queue, endpoint: EndpointId, from: (Remote, u32)) -> Attempt {
+    let mut bytes = Vec::new();
+    match queue.load(endpoint, from, &mut bytes) {
+        Ok(()) => Attempt::Ended(Some(bytes.into())),
+        // With the link.
+        Err(Refusal::NoEndpoint) => Attempt::Posted,
+        Err(_) => Attempt::Ended(None),
     }
 }
 
@@ -238,6 +250,21 @@ fn pool(transports: &Transports, provider: Provider) -> Option<Pool> {
 }
 
 impl Link {
+    /// Makes a pool of buffers from which the peer pulls, and exports it. Without one, all data travels in messages.
+    pub fn offer_pool(&mut self, transports: &mut Transports, provider: Provider) {
+        let device = transports.device(provider);
+        let device = device.filter(|device| device.capabilities().immediate_reads);
+        let pool = device.and_then(|device| Pool::new(device, &pull::CLASSES, Access::READ).ok());
+        let exported = pool.filter(|pool| {
+            let queue = transports.queue(provider);
+            queue.is_some_and(|queue| {
+                let exported = self.session.export(queue, pull::POOL, pool.registration());
+                exported.is_ok()
+            })
+        });
+        self.pulls.offered(exported);
+    }
+
     /// The peer has exported memory.
     pub fn exported(&mut self, name: u64, region: RemoteRegion) {
         self.transfers.regions.insert(name, region);
@@ -250,7 +277,7 @@ impl Link {
 
     fn post_transfer(&mut self, queue: &mut Queue, pool: &Pool, transfer: &Transfer) -> Attempt {
         let Some(region) = self.transfers.regions.get(&transfer.name) else {
-            return Attempt::Refused;
+            return Attempt::Ended(None);
         };
         let (remote, endpoint) = (region.at(transfer.offset), self.session.endpoint());
         let inline = queue.capabilities().inline_bytes as usize;
@@ -259,7 +286,11 @@ impl Link {
             Direction::Read(length) => *length as usize,
         };
         if length == 0 || length > TRANSFER_MAX as usize {
-            return Attempt::Refused;
+            return Attempt::Ended(None);
+        }
+        if matches!(transfer.direction, Direction::Read(_)) && queue.capabilities().immediate_reads
+        {
+            return load(queue, endpoint, (remote, length as u32));
         }
         let is_inline = matches!(transfer.direction, Direction::Write(_)) && length <= inline;
         let buffer = match is_inline {
@@ -306,7 +337,7 @@ impl Link {
                 Attempt::Posted
             }
             Err(Refusal::Held) => Attempt::Held,
-            Err(_) => Attempt::Refused,
+            Err(_) => Attempt::Ended(None),
         }
     }
 }

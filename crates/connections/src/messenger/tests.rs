@@ -1,6 +1,7 @@
 //! Two messengers, in one thread, two threads or two processes, over each transport that is everywhere.
 
 mod memory;
+mod pull;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -56,6 +56,7 @@ fn capabilities() -> Capabilities {
         },
         completed_write: Placement::Visible,
         passive_target: true,
+        immediate_reads: false,
         in_message_bytes: 4096,
     }
 }

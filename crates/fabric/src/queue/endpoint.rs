@@ -6,7 +6,7 @@ use super::Options;
 use crate::credits::Credits;
 use crate::outstanding::Outstanding;
 use crate::{
-    Capabilities, EndpointId, Error, Limits, Parameters, Refusal, Request, Source, Work,
+    Capabilities, EndpointId, Error, Limits, Parameters, Refusal, Remote, Request, Source, Work,
     WorkRequest,
 };
 
@@ -214,9 +214,18 @@ fn validate_remote(
     capabilities: &Capabilities,
     operation: &Work<'_>,
 ) -> Result<(), Refusal> {
-    let Some((remote, access, length)) = operation.remote() else {
-        return Ok(());
-    };
+    match operation.remote() {
+        Some(range) => validate_range(id, capabilities, range),
+        None => Ok(()),
+    }
+}
+
+/// Whether a range of a peer's memory can be accessed so.
+pub fn validate_range(
+    id: EndpointId,
+    capabilities: &Capabilities,
+    (remote, access, length): (Remote, crate::Access, u64),
+) -> Result<(), Refusal> {
     let end = remote.offset.checked_add(length);
     let atomic = access.allows(crate::Access::ATOMIC);
     if remote.region.endpoint != id {

@@ -42,10 +42,16 @@ impl Message {
         region.read(self.offset + u64::from(offset), into);
     }
 
+    /// Appends all of it to `into`.
+    pub fn append_to(&self, into: &mut Vec<u8>) {
+        let region = self.memory.region();
+        region.append_to(self.offset, self.length as usize, into);
+    }
+
     /// All of it, copied.
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.length() as usize];
-        self.read(0, &mut bytes);
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
         bytes
     }
 

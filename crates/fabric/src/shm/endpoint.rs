@@ -195,6 +195,17 @@ impl Endpoint {
         }
     }
 
+    /// Appends a range of the peer's memory to `into`; whether the memory is there.
+    pub fn load(&self, from: Remote, length: u32, into: &mut Vec<u8>) -> bool {
+        let Ok(memory) = self.memory(&from) else {
+            return false;
+        };
+        memory.append_to(from.offset, length as usize, into);
+        // The next read is not earlier.
+        fence(Ordering::Acquire);
+        !memory.is_cut()
+    }
+
     fn memory(&self, remote: &Remote) -> Result<&Region, Failure> {
         let imported = self.imports.get(remote.region.number as usize);
         imported.and_then(Option::as_ref).ok_or(Failure::Access)

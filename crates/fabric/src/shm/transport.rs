@@ -16,7 +16,7 @@ use super::{Holder, Inner, Shm, refusal};
 use crate::queue::KEPT;
 use crate::{
     Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Origin,
-    Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport, Work,
+    Parameters, Peer, Piece, Registration, Remote, Report, Request, Role, Supply, Transport, Work,
 };
 
 /// Messages of one endpoint that are taken before those of the next.
@@ -257,6 +257,27 @@ impl Transport for Thread {
                 failure,
             }),
         }
+    }
+
+    fn load(
+        &mut self,
+        endpoint: EndpointId,
+        from: Remote,
+        length: u32,
+        into: &mut Vec<u8>,
+    ) -> bool {
+        let Some(peer) = self.get(endpoint).filter(|peer| !peer.is_over) else {
+            return false;
+        };
+        let is_there = peer.load(from, length, into);
+        if !is_there {
+            peer.is_over = true;
+            self.ended.push(Report::Lost {
+                endpoint,
+                failure: Failure::MemoryGone,
+            });
+        }
+        is_there
     }
 
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {

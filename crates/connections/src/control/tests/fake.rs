@@ -96,6 +96,7 @@ impl Device for Fake {
             },
             completed_write: Placement::Visible,
             passive_target: true,
+            immediate_reads: false,
             in_message_bytes: 64,
         }
     }

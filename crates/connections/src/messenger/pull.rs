@@ -1,0 +1,248 @@
+//! Long fragments, pulled (RBP, rows B1, B3, B4): the sender leaves them in registered buffers, and the receiver copies them from
+//! there. One copy less than through a ring of messages.
+//!
+//! ```text
+//!   sender                                              receiver
+//!   a pool for this link, exported ─── OFFERED ───────► imports it
+//!                                  ◄── READY ──────────
+//!   a fragment in a buffer         ─── its location ──► copies the fragment
+//!   the buffer is free again       ◄── FREED, a count ─
+//!
+//!  the 32 bits beside a message about pulls:
+//!   31 30 │ 29 28 │ 27 .. 0
+//!     3   │   0   │ 0            OFFERED: the pool was exported, over the control connection
+//!     3   │   1   │ 0            READY: the receiver can pull
+//!     3   │   2   │ 0            a location: head of the fragment 4, length 4, offset in the pool 8, little-endian
+//!     3   │   3   │ a count      FREED: so many more fragments have been copied, in their order
+//! ```
+//! - A buffer is used again only once the peer has reported it, and the pool ends with its link: so a peer that is late never
+//!   copies the bytes of another message. A peer can read all of its own link's pool, and nothing of other links.
+//! - The peer reports copied fragments with its next message, or once half of the buffers of a size are lent: a message of
+//!   its own would wake up the sender for nothing.
+//! - While no buffer is free, fragments travel in messages, as short ones do. So pulls hold nothing back.
+
+use std::collections::VecDeque;
+
+use fabric::buffers::Class;
+use fabric::{Buffer, Message, Pool, RemoteRegion};
+
+use super::MESSAGE_MAX;
+
+/// From this length on the rest of a message is pulled.
+pub const PULL_MIN: usize = 32 << 10;
+/// Name under which the pool of a link is exported. Others have random names.
+pub const POOL: u64 = u64::MAX;
+/// Buffers of a link: for data of 64 KiB, or parts of more, with what describes them.
+pub const CLASSES: [Class; 2] = [
+    Class {
+        bytes: (64 << 10) + 1024,
+        count: 16,
+    },
+    Class {
+        bytes: LONGEST,
+        count: 8,
+    },
+];
+const LONGEST: u32 = 256 << 10;
+/// Copied fragments that are reported without a message to the peer.
+const FREED_MIN: u32 = 4;
+
+const ABOUT: u32 = 3 << 30;
+const OFFERED: u32 = ABOUT;
+const READY: u32 = ABOUT | 1 << 28;
+/// The 32 bits beside a location.
+pub const LOCATION: u32 = ABOUT | 2 << 28;
+const FREED: u32 = ABOUT | 3 << 28;
+const KIND: u32 = 15 << 28;
+const LOCATION_BYTES: usize = 16;
+
+/// A message about pulls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    Offered,
+    Ready,
+    Location(Location),
+    Freed(u32),
+}
+
+/// Where a fragment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The 32 bits that would be beside it.
+    pub head: u32,
+    pub length: u32,
+    pub offset: u64,
+}
+
+impl About {
+    /// What a message says about pulls; `None` if it is a fragment.
+    pub fn of(message: &Message) -> Result<Option<About>, &'static str> {
+        let head = message.immediate.unwrap_or_default();
+        if head & ABOUT != ABOUT {
+            return Ok(None);
+        }
+        let value = head & !KIND;
+        match (head & KIND, message.length() as usize) {
+            (OFFERED, 0) if value == 0 => Ok(Some(About::Offered)),
+            (READY, 0) if value == 0 => Ok(Some(About::Ready)),
+            (LOCATION, LOCATION_BYTES) if value == 0 => {
+                let mut bytes = [0; LOCATION_BYTES];
+                message.read(0, &mut bytes);
+                Location::decode(bytes).map(|it| Some(About::Location(it)))
+            }
+            (FREED, 0) if value > 0 => Ok(Some(About::Freed(value))),
+            _ => Err("a message about pulls is invalid"),
+        }
+    }
+}
+
+impl Location {
+    pub fn encode(self) -> [u8; LOCATION_BYTES] {
+        let mut bytes = [0; LOCATION_BYTES];
+        bytes[..4].copy_from_slice(&self.head.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: [u8; LOCATION_BYTES]) -> Result<Location, &'static str> {
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let location = Location {
+            head: word(0),
+            length: word(4),
+            offset: u64::from(word(12)) << 32 | u64::from(word(8)),
+        };
+        match location.length as usize {
+            1..=MESSAGE_MAX => Ok(location),
+            _ => Err("the length of a fragment to pull is invalid"),
+        }
+    }
+}
+
+/// The pulls of one link, both ways.
+#[derive(Default)]
+pub struct Pulls {
+    /// This side's buffers, once a message was long enough.
+    pool: Option<Pool>,
+    /// Whether making a pool was tried.
+    is_offered: bool,
+    /// Whether the peer has to learn that.
+    owes_offer: bool,
+    /// Whether the peer can pull from it.
+    is_taken: bool,
+    /// Buffers with fragments that the peer has not copied yet, in their order.
+    lent: VecDeque<Buffer>,
+    /// A buffer with the next fragment, while its location cannot be sent.
+    filled: Option<Buffer>,
+    /// Whether the control connection has the peer's pool.
+    pub is_announced: bool,
+    /// The peer's pool.
+    imported: Option<RemoteRegion>,
+    /// Whether the peer has to learn that this side can pull.
+    owes_ready: bool,
+    /// Fragments copied by this side, which the peer has to learn.
+    copied: u32,
+    /// Fragments copied by this side.
+    pub copied_in_all: u64,
+}
+
+impl Pulls {
+    /// Whether a message of this length is the first one to be pulled, so that a pool is to be made.
+    pub fn wants_pool(&self, length: usize) -> bool {
+        length >= PULL_MIN && !self.is_offered
+    }
+
+    /// A pool was exported to the peer, or there is none.
+    pub fn offered(&mut self, pool: Option<Pool>) {
+        self.owes_offer = pool.is_some();
+        self.pool = pool;
+        self.is_offered = true;
+    }
+
+    /// The peer has exported its pool.
+    pub fn imported(&mut self, region: RemoteRegion) {
+        self.owes_ready = self.imported.is_none();
+        self.imported.get_or_insert(region);
+    }
+
+    /// The 32 bits of a message to send before any other one. [`Pulls::told`] follows when it was sent.
+    pub fn owed(&self) -> Option<u32> {
+        match self {
+            _ if self.owes_offer => Some(OFFERED),
+            _ if self.owes_ready => Some(READY),
+            _ if self.copied > 0 => Some(FREED | self.copied),
+            _ => None,
+        }
+    }
+
+    /// Whether what is owed should be sent without waiting for a message.
+    pub fn is_due(&self) -> bool {
+        self.owes_ready || self.copied >= FREED_MIN
+    }
+
+    /// What was owed has been sent.
+    pub fn told(&mut self) {
+        if !std::mem::take(&mut self.owes_offer) && !std::mem::take(&mut self.owes_ready) {
+            self.copied = 0;
+        }
+    }
+
+    /// The peer has sent this.
+    pub fn hear(&mut self, about: About) -> Result<(), &'static str> {
+        match about {
+            About::Offered => self.is_announced = true,
+            About::Ready if self.pool.is_some() && !self.is_taken => self.is_taken = true,
+            About::Freed(count) if count as usize <= self.lent.len() => {
+                self.lent.drain(..count as usize);
+            }
+            _ => return Err("a message about pulls comes out of turn"),
+        }
+        Ok(())
+    }
+
+    /// A buffer with the first of these bytes, and how many they are. Nothing if they should travel in a message.
+    pub fn fill(&mut self, rest: &[u8]) -> Option<(Buffer, usize)> {
+        let pool = self.pool.as_ref().filter(|_| self.is_taken)?;
+        if rest.len() < PULL_MIN {
+            return None;
+        }
+        let length = rest.len().min(LONGEST as usize);
+        let buffer = match self.filled.take() {
+            Some(buffer) => buffer,
+            None => {
+                let buffer = pool.allocate(length as u32)?;
+                buffer.write(0, &rest[..length]);
+                buffer
+            }
+        };
+        Some((buffer, length))
+    }
+
+    /// The location of a filled buffer was sent, or could not be: then the same bytes are to be sent next.
+    pub fn sent(&mut self, buffer: Buffer, was_sent: bool) {
+        match was_sent {
+            true => self.lent.push_back(buffer),
+            false => self.filled = Some(buffer),
+        }
+    }
+
+    /// Buffers that the peer has not copied, as far as is known.
+    #[cfg(test)]
+    pub fn lent(&self) -> usize {
+        self.lent.len()
+    }
+
+    /// Whether the peer can pull.
+    #[cfg(test)]
+    pub fn is_taken(&self) -> bool {
+        self.is_taken
+    }
+
+    /// The peer's pool, of which a fragment is copied.
+    pub fn source(&mut self) -> Result<RemoteRegion, &'static str> {
+        self.copied += 1;
+        self.copied_in_all += 1;
+        self.imported
+            .ok_or("it describes memory that was not exported")
+    }
+}

@@ -1,0 +1,231 @@
+//! Fragments that are pulled out of the sender's memory.
+
+use super::*;
+use crate::messenger::pull::{CLASSES, LOCATION, Location, POOL, PULL_MIN};
+
+const FREED_ONE: u32 = 15 << 28 | 1;
+const READY: u32 = 13 << 28;
+
+/// Lengths around those at which the way of a fragment, or its buffer, changes.
+fn lengths() -> Vec<usize> {
+    let sizes = CLASSES.map(|class| class.bytes as usize);
+    let around =
+        [PULL_MIN, sizes[0], sizes[1], 2 * sizes[1] + PULL_MIN].map(|it| [it - 1, it, it + 1]);
+    [around.concat(), vec![10, MESSAGE_MAX]].concat()
+}
+
+/// Messages of all lengths go from near to far.
+fn send_all(pair: &mut Pair) {
+    let lengths = lengths();
+    let mut received = Vec::new();
+    for (seed, &length) in lengths.iter().enumerate() {
+        pair.near.send(pair.to_far, &message(seed, length)).unwrap();
+    }
+    let start = Instant::now();
+    while received.len() < lengths.len() {
+        pair.far.wait(&mut received, Duration::from_millis(1));
+        pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+        assert!(start.elapsed() < LONG, "{} messages", received.len());
+    }
+    let expected = lengths.iter().enumerate();
+    let expected = expected.map(|(seed, &length)| message(seed, length));
+    assert!(messages(received, pair.to_near).into_iter().eq(expected));
+}
+
+fn link(messenger: &mut Messenger, id: LinkId) -> &mut Link {
+    messenger.links[id.slot()].link.as_deref_mut().unwrap()
+}
+
+#[test]
+fn long_messages_are_pulled_where_reads_are_immediate() {
+    for provider in BOTH {
+        let mut pair = Pair::new(options(provider));
+        // More often than there are buffers.
+        for _ in 0..30 {
+            send_all(&mut pair);
+        }
+        let pulled = link(&mut pair.far, pair.to_near).pulls.copied_in_all;
+        match provider {
+            // The buffers are fewer than the fragments, so that some travel in messages.
+            Provider::Shm => assert!(pulled > 300, "{pulled}"),
+            _ => assert_eq!(pulled, 0),
+        }
+    }
+}
+
+#[test]
+fn a_lent_buffer_is_not_used_before_the_peer_has_copied_it() {
+    let mut pair = Pair::new(options(Provider::Shm));
+    send_all(&mut pair);
+    send_all(&mut pair);
+    // The far side sends nothing by which it would report the last buffers.
+    let lent = link(&mut pair.near, pair.to_far).pulls.lent();
+    assert!((1..4).contains(&lent), "{lent}");
+    pair.far.send(pair.to_near, &message(0, 10)).unwrap();
+    pair.far.submit();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        pair.near.wait(&mut events, LONG);
+    }
+    assert_eq!(link(&mut pair.near, pair.to_far).pulls.lent(), 0);
+}
+
+#[test]
+fn a_peer_that_lies_about_pulls_is_lost() {
+    let location = |head, length, offset| {
+        let location = Location {
+            head,
+            length,
+            offset,
+        };
+        (LOCATION, location.encode().to_vec())
+    };
+    let first = head(0, 4096, 5000);
+    // Whether the far side has exported its pool before, and what it says then.
+    let cases = [
+        (false, location(0, 4096, 0)),
+        (true, location(0, 4096, u64::MAX)),
+        (true, location(0, 4096, 1 << 40)),
+        (true, location(0, MESSAGE_MAX as u32 + 1, 0)),
+        (true, location(0, 0, 0)),
+        (true, location(first, 5000, 0)),
+        (true, location(READY, 4096, 0)),
+        (true, (LOCATION, vec![0; 15])),
+        (true, (LOCATION | 1, vec![0; 16])),
+        (true, (FREED_ONE, Vec::new())),
+        (true, (FREED_ONE - 1, Vec::new())),
+        (true, (READY, Vec::new())),
+        (false, (READY, vec![1])),
+        (false, (3 << 30 | 1, Vec::new())),
+        (false, (3 << 30, vec![1])),
+    ];
+    for provider in BOTH {
+        for (number, (exported, (immediate, bytes))) in cases.iter().enumerate() {
+            if *exported && provider != Provider::Shm {
+                continue;
+            }
+            let mut pair = Pair::new(options(provider));
+            if *exported {
+                // Only this side: the near one has no pool.
+                let far = &mut pair.far;
+                let slot = pair.to_near.slot();
+                let it = far.links[slot].link.as_deref_mut().unwrap();
+                it.offer_pool(&mut far.transports, provider);
+                let start = Instant::now();
+                while !link(&mut pair.far, pair.to_near).pulls.is_taken() {
+                    pair.far.poll(&mut Vec::new());
+                    pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+                    assert!(start.elapsed() < LONG);
+                }
+            }
+            let to_near = link(&mut pair.far, pair.to_near).session.endpoint();
+            let queue = pair.far.transports.queue(provider).unwrap();
+            let from = Source::Inline(bytes);
+            let immediate = Some(*immediate);
+            let request = WorkRequest::new(1 << 40, Work::Send { from, immediate });
+            queue.post(to_near, &request).unwrap();
+            let mut events = Vec::new();
+            let start = Instant::now();
+            while events.is_empty() && start.elapsed() < LONG {
+                pair.far.poll(&mut Vec::new());
+                pair.near.wait(&mut events, Duration::from_millis(1));
+            }
+            assert!(
+                matches!(&events[..], [Event::Lost { link, reason: Reason::Fragment(_) }] if *link == pair.to_far),
+                "case {number}: {events:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_pool_of_a_link_has_a_name_that_exports_cannot_have() {
+    let mut pair = Pair::new(options(Provider::Shm));
+    let region = pmem::Region::memory(4096, false).unwrap();
+    let access = fabric::Access::READ;
+    let registered = pair
+        .far
+        .register(pair.to_near, (&region, 0..4096), access, 1);
+    assert!(
+        pair.far
+            .export(pair.to_near, POOL, &registered.unwrap())
+            .is_none()
+    );
+}
+
+/// So many clients, as a unit has.
+const PEERS: usize = 32;
+
+/// Congestion (M5): all peers send as much as they can, and one receives.
+#[test]
+fn peers_that_send_all_they_can_get_like_shares() {
+    // Over TCP the kernel's congestion control divides the bandwidth of long messages.
+    let cases = [
+        (Provider::Shm, 100),
+        (Provider::Shm, 64 << 10),
+        (Provider::Tcp, 100),
+    ];
+    for (provider, length) in cases {
+        let scratch = Scratch::new();
+        let mut near = messenger("near", options(provider));
+        let mut listener = Listener::bind(&[scratch.socket()], near.local().clone()).unwrap();
+        let mut peers: Vec<(Messenger, LinkId)> = Vec::new();
+        let mut shares = std::collections::BTreeMap::new();
+        for _ in 0..PEERS {
+            let mut peer = messenger("far", options(provider));
+            peer.dial(&scratch.socket(), Some("near"));
+            let link = near.accept(caller(&mut listener, &mut peer)).unwrap();
+            shares.insert(link, 0);
+            let mut events = Vec::new();
+            while events.is_empty() {
+                near.poll(&mut Vec::new());
+                peer.wait(&mut events, Duration::from_millis(1));
+            }
+            match &events[..] {
+                [
+                    Event::Dialed {
+                        outcome: Ok(link), ..
+                    },
+                ] => peers.push((peer, *link)),
+                _ => panic!("{events:?}"),
+            }
+        }
+        let bytes = message(1, length);
+        let most = options(provider).backlog_bytes;
+        let (mut sent, mut events) = (0, Vec::new());
+        let mut count = |events: &mut Vec<Event>| {
+            for event in events.drain(..) {
+                match event {
+                    Event::Message { link, .. } => *shares.get_mut(&link).unwrap() += 1,
+                    event => panic!("{event:?}"),
+                }
+            }
+            shares.values().copied().collect::<Vec<usize>>()
+        };
+        let start = Instant::now();
+        // Each is as much behind as it may be, at all times.
+        while count(&mut events).iter().sum::<usize>() < PEERS * 100 {
+            for (peer, link) in &mut peers {
+                while peer.backlog(*link) < 8 * length {
+                    peer.send(*link, &bytes).unwrap();
+                    sent += 1;
+                }
+                assert!(peer.backlog(*link) <= most);
+                peer.poll(&mut Vec::new());
+            }
+            near.poll(&mut events);
+            assert!(start.elapsed() < LONG);
+        }
+        let shares = count(&mut events);
+        let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+        assert!(*most <= 2 * least, "{provider}, {length} bytes: {shares:?}");
+        // Nothing was dropped.
+        while count(&mut events).iter().sum::<usize>() < sent {
+            peers.iter_mut().for_each(|(peer, _)| {
+                peer.poll(&mut Vec::new());
+            });
+            near.poll(&mut events);
+            assert!(start.elapsed() < LONG);
+        }
+    }
+}
