@@ -101,6 +101,8 @@ fn serve(
     let mut mount = match is_remote(arguments) {
         true => {
             let file_system = remote::open(&arguments.source, &remote, log)?;
+            let source = arguments.source.display().to_string();
+            remote::answer_early(&file_system, &options, &source, log)?;
             let mount = fuse::mount(file_system, directory, &options)?;
             crate::cluster::note_mount(&arguments.source, mount.directory())?;
             mount

@@ -9,6 +9,7 @@ use client::{Acknowledge, FileSystem, Source};
 use connections::choice::PREFERENCE;
 use connections::control::Address;
 use fabric::Provider;
+use fuse::{Cache, MountOptions};
 use protocol::ClusterMap;
 
 use crate::failure::Failure;
@@ -191,6 +192,22 @@ pub fn network_options(
 /// The file system of a cluster that is connected.
 pub fn file_system(network: Arc<Network>, options: &RemoteOptions) -> FileSystem {
     FileSystem::remote(network, options.acknowledge)
+}
+
+/// Lets a file system answer writes early, if the options of its mount ask for it.
+pub fn answer_early(
+    file_system: &FileSystem,
+    options: &MountOptions,
+    source: &str,
+    log: Log,
+) -> Result<(), Failure> {
+    if options.cache != Cache::Writeback {
+        return Ok(());
+    }
+    let source = source.to_owned();
+    let report = move |sentence: &str| log.write(format_args!("{source}: {sentence}"));
+    let started = file_system.answer_early(report);
+    started.map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))
 }
 
 #[cfg(test)]

@@ -82,7 +82,11 @@ impl Subject for Turns {}
 
 #[test]
 fn mounts_in_turns_are_like_the_model() {
-    for (count, options) in [(2, "ack=primary"), (3, "ack=all,transport=tcp")] {
+    for (count, options) in [
+        (2, "ack=primary"),
+        (3, "ack=all,transport=tcp"),
+        (2, "ack=primary,cache=writeback"),
+    ] {
         let (backing, mounts) = mounts(count, options);
         let make = |_: &_| {
             let directories = mounts.iter().map(|it| PathBuf::from(&it.directory));

@@ -35,12 +35,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use protocol::ClusterMap;
 use protocol::client::Recalled;
 
-use self::call::{Call, Waited};
+use self::call::{Call, Terms, Waited};
 use self::connection::Connection;
 pub use self::error::Error;
 pub use self::inside::Inside;
 use crate::leases::{self, Listener, RecallListener, Renewable};
-use crate::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
+use crate::{HoldsSource, Interrupt, Owning, RequestError, Requests, TurnListener};
 
 /// Access to a network, and time limits of calls.
 #[derive(Clone)]
@@ -185,12 +185,12 @@ impl Network {
             invalidated: Mutex::default(),
             leases_until: AtomicU64::new(0),
             handle: connection.handle(),
+            start: connection.start(),
             connection: Mutex::new(connection),
             submitted: Mutex::default(),
             waiting: Mutex::default(),
             timeout,
             unit,
-            start: Instant::now(),
             keeper_until: AtomicU64::new(0),
             is_closed: Mutex::new(false),
             keeper: Condvar::new(),
@@ -247,6 +247,30 @@ impl Requests for Network {
         // It is granted no lease.
         leases::note(None);
         inside.read(session, (file, offset), into, note_read)
+    }
+
+    fn call_owning(&self, operation: Operation, acknowledge: Acknowledge) -> Owning {
+        let call = Arc::new(Call::new(operation, acknowledge, Terms::Owning));
+        let outcome = self.shared.wait_for(&call, self.shared.timeout)?;
+        Ok((outcome, call.ownership()))
+    }
+
+    fn call_all_in(
+        &self,
+        session: u64,
+        operations: Vec<Operation>,
+        acknowledge: Acknowledge,
+    ) -> Vec<Owning> {
+        let terms = Terms::In(session);
+        let calls = operations.into_iter();
+        let calls: Vec<Arc<Call>> = calls
+            .map(|operation| Arc::new(Call::new(operation, acknowledge, terms)))
+            .collect();
+        self.shared.wait_for_all(&calls)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.shared.since_start(Instant::now())
     }
 
     fn root(&self) -> FileId {
@@ -324,7 +348,33 @@ impl Shared {
         acknowledge: Acknowledge,
         timeout: Option<Duration>,
     ) -> Result<Outcome, RequestError> {
-        let call = Arc::new(Call::new(operation, acknowledge));
+        let call = Arc::new(Call::new(operation, acknowledge, Terms::Plain));
+        self.wait_for(&call, timeout)
+    }
+
+    /// Submits calls, and waits for all of them.
+    fn wait_for_all(&self, calls: &[Arc<Call>]) -> Vec<Owning> {
+        let limit = Limit {
+            until: None,
+            timeout: Duration::ZERO,
+            interrupt: None,
+        };
+        self.submitted.lock().extend(calls.iter().cloned());
+        let wait = |call: &Arc<Call>| {
+            let outcome = match call.take() {
+                Some(outcome) => outcome,
+                None => self.follow_or_lead(call, &limit)?,
+            };
+            Ok((outcome, call.ownership()))
+        };
+        calls.iter().map(wait).collect()
+    }
+
+    fn wait_for(
+        &self,
+        call: &Arc<Call>,
+        timeout: Option<Duration>,
+    ) -> Result<Outcome, RequestError> {
         let limit = Limit {
             until: timeout.map(|timeout| Instant::now() + timeout),
             timeout: timeout.unwrap_or_default(),
@@ -338,7 +388,7 @@ impl Shared {
             })));
         }
         self.submitted.lock().push(call.clone());
-        let outcome = self.follow_or_lead(&call, &limit);
+        let outcome = self.follow_or_lead(call, &limit);
         if let Some(interrupt) = &limit.interrupt {
             interrupt.set_wake(None);
         }

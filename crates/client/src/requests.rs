@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use operations::{Acknowledge, FileId, Held, Operation, Outcome};
 use parking_lot::Mutex;
-use protocol::client::Recalled;
+use protocol::client::{Ownership, Recalled};
 
 use crate::leases::{RecallListener, Renewable};
 
@@ -35,6 +35,31 @@ pub trait Requests: Send + Sync {
         None
     }
 
+    /// Executes a write, and asks for the lease for writing of its file. Returns it, if it was granted.
+    fn call_owning(&self, operation: Operation, acknowledge: Acknowledge) -> Owning {
+        self.call(operation, acknowledge)
+            .map(|outcome| (outcome, None))
+    }
+
+    /// The same for several writes at a time, which count in this session only: in another one they fail with
+    /// [`ErrorCode::SessionEnded`](operations::ErrorCode::SessionEnded). They are not interrupted.
+    fn call_all_in(
+        &self,
+        _session: u64,
+        operations: Vec<Operation>,
+        acknowledge: Acknowledge,
+    ) -> Vec<Owning> {
+        let operations = operations.into_iter();
+        operations
+            .map(|operation| self.call_owning(operation, acknowledge))
+            .collect()
+    }
+
+    /// The time by which leases for writing end, in nanoseconds.
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
     /// The root directory.
     fn root(&self) -> FileId {
         FileId::root(0)
@@ -60,6 +85,9 @@ pub trait Requests: Send + Sync {
     /// Ends the session: calls that wait fail with [`RequestError::Ended`], and so does every later one.
     fn end(&self);
 }
+
+/// Outcome of a write, and the lease for writing that came with it.
+pub type Owning = Result<(Outcome, Option<Ownership>), RequestError>;
 
 /// Takes the number of a wait for a lock that is free now. It must not wait for anything.
 pub type TurnListener = Box<dyn Fn(u64) + Send>;

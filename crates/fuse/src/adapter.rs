@@ -57,6 +57,12 @@ pub(crate) fn is_forget(request: u32) -> bool {
     matches!(request, FORGET | BATCH_FORGET)
 }
 
+/// Whether the kernel's page cache collects writes. It believes its own sizes and times of files then, which others of a cluster
+/// change: there the file system collects them, under leases.
+fn collects_writes(file_system: &FileSystem, options: &MountOptions) -> bool {
+    options.cache == Cache::Writeback && !file_system.is_remote()
+}
+
 /// Requests that take locks away, or waits for them.
 fn is_of_locks(request: u32) -> bool {
     use wire::opcode::{FLUSH, INTERRUPT, RELEASE, SETLK};
@@ -76,7 +82,7 @@ pub(crate) struct Adapter {
     /// The page cache is left out.
     direct: bool,
     /// The page cache collects writes.
-    collects: bool,
+    pub(crate) collects: bool,
     /// Files that are created to be written leave out the page cache.
     pub(crate) creates_directly: bool,
     access_times: Arc<AccessTimes>,
@@ -102,25 +108,24 @@ impl Adapter {
         let shares_locks = options.locks == options::Locks::Shared;
         let is_remote = file_system.is_remote();
         Adapter {
-            shared: is_remote.then(|| Shared::new(options.cache == Cache::Strict)),
+            shared: is_remote.then(|| Shared::new(options.cache != Cache::None)),
             keeping: Keeping::new(),
-            // A kernel that collects writes believes its own sizes and times.
-            keeps: is_remote && options.cache != Cache::Writeback,
+            keeps: is_remote,
             calls: is_remote.then(Arc::default),
             locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
             holes: Mutex::new(None),
             has_failed: AtomicBool::new(false),
-            file_system,
             cache: match is_remote {
                 true => Duration::ZERO,
                 false => options.cache_time,
             },
             direct: options.cache == Cache::None,
-            collects: options.cache == Cache::Writeback,
+            collects: collects_writes(&file_system, options),
             creates_directly: !is_remote && options.cache == Cache::Strict,
             access_times: Arc::new(AccessTimes::of(options)),
             open_unneeded: false,
             open_directory_unneeded: false,
+            file_system,
         }
     }
 
@@ -436,14 +441,11 @@ impl Adapter {
         if let Some(shared) = &self.shared {
             match &request {
                 // The kernel takes this for success, for all time.
-                Request::Flush(_)
-                    if self.locks.is_none()
-                        && !self.collects
-                        && !self.file_system.flush_waits() =>
-                {
+                Request::Flush(_) if self.locks.is_none() && !self.file_system.flush_waits() => {
                     return Err(Errno::NOSYS);
                 }
-                Request::Flush(_) => {
+                // Others may use the file when it is unlocked.
+                Request::Flush(_) | Request::Lock(_) => {
                     let flushed = self.file_system.flush(header.node);
                     flushed.map_err(|error| errno(&error))?;
                 }

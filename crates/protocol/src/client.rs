@@ -1,10 +1,12 @@
 //! A client of a unit: a session, requests in flight, and writes that may have to be replayed.
 
 mod active;
+mod ended;
 mod keeping;
 mod local_outcome;
+mod owning;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::defects::{Defect, Defects};
@@ -20,9 +22,11 @@ use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 pub use keeping::{Keep, Recalled};
 use local_outcome::local_outcome;
+pub use owning::Ownership;
 
 /// Identifies a request.
 pub type Ticket = u64;
+type Owning = BTreeSet<Ticket>;
 
 /// Writes that may be unconfirmed, at most: then new changes wait.
 const UNCONFIRMED_MAX: usize = 64;
@@ -140,6 +144,8 @@ pub struct Client {
     /// The leases of the session, and whether it asks for any.
     leases: Holder,
     keeps: bool,
+    /// Writes that ask for the lease for writing.
+    owning: Owning,
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
     /// Refused writes that their user considers done: the next fsync of the file returns the error.
@@ -173,6 +179,7 @@ impl Client {
             active: Active::default(),
             leases: Holder::default(),
             keeps: false,
+            owning: Owning::new(),
             one_sided: (0, 0),
             refused: BTreeMap::new(),
             next_number: first_number,
@@ -431,7 +438,13 @@ impl Client {
                     self.resume_sent_at = now;
                     let replays = self.unconfirmed.clone();
                     let holds = self.send_holds(number);
-                    self.send(number, 0, Body::Resume { holds, replays });
+                    let owned = self.leases.owned();
+                    let resume = Body::Resume {
+                        holds,
+                        replays,
+                        owned,
+                    };
+                    self.send(number, 0, resume);
                 }
             }
             SessionState::Open { number } => {
@@ -609,10 +622,14 @@ impl Client {
                 pending.is_told = true;
                 self.events.push_back(done(pending.ticket, outcome));
             }
+            let wants_lease = match pending.operation.is_write() {
+                true => Client::wants_ownership(pending, &self.owning),
+                false => self.keeps,
+            };
             let body = Body::Request {
                 slot,
                 acknowledge,
-                wants_lease: self.keeps,
+                wants_lease,
                 operation,
             };
             due.push((pending.request, body));
@@ -729,6 +746,7 @@ impl Client {
         self.session = SessionState::None;
         self.holds.clear();
         self.leases = Holder::default();
+        self.owning.clear();
         self.leave_writes_behind();
         let told = self.end_active();
         let slots = std::mem::take(&mut self.slots);
@@ -748,28 +766,6 @@ impl Client {
                 }
                 _ => self.tell_done(pending.ticket, Outcome::failed(ErrorCode::SessionEnded)),
             }
-        }
-    }
-
-    /// Nothing replays the unconfirmed writes of a session that ends. While their primary goes on, they are not lost.
-    fn leave_writes_behind(&mut self) {
-        let unconfirmed = std::mem::take(&mut self.unconfirmed).into_iter();
-        let writes = unconfirmed.filter_map(|it| Some((it.sequence, it.operation.file()?)));
-        if self.defects.has(Defect::ForgetLeftBehind) {
-            return;
-        }
-        self.left_behind.extend(writes);
-        let epoch = self.map.epoch;
-        let is_current = |(sequence, _): &(Sequence, FileId)| sequence.epoch == epoch;
-        if self.left_behind.len() > UNCONFIRMED_MAX || !self.left_behind.iter().all(is_current) {
-            self.refuse_left_behind();
-        }
-    }
-
-    /// Writes of sessions that have ended may be lost: the next fsync of their files says so.
-    fn refuse_left_behind(&mut self) {
-        for (_, file) in std::mem::take(&mut self.left_behind) {
-            self.note_refused(file, ErrorCode::SessionEnded);
         }
     }
 

@@ -139,6 +139,24 @@ pub enum Defect {
     DropPagesAfterAnswer,
     /// A client forgets the unconfirmed writes of a session that has ended.
     ForgetLeftBehind,
+    /// A file is granted for writing though another session owns it.
+    GrantOwned,
+    /// Reads show a file that another session owns without a recall.
+    ReadOwned,
+    /// The lease for writing of a session that does not answer ends, and not its session.
+    DropOwner,
+    /// A new primary does not know the files that sessions own.
+    ForgetOwners,
+    /// A client answers the recall of a file that it owns before it has sent what it answered.
+    AnswerBeforeFlush,
+    /// What was answered under a lease for writing is dropped with the lease.
+    DropAnswered,
+    /// Reads of a session do not show what it has answered and not sent.
+    SkipAnswered,
+    /// Writes are answered after the lease for writing has ended.
+    AnswerAfterLease,
+    /// What was answered in a session that has ended is sent in the next.
+    FlushInNextSession,
     /// Data that came with records is taken though this member has the records.
     TakeOldData,
     /// Data that came with records is taken by a member that is not in sync.
@@ -159,6 +177,8 @@ pub enum Defect {
     RefillBeforeGrowth,
     /// A local read is answered though a member may lack what it shows.
     LocalReadBeforeTails,
+    /// A local read shows a file that another session owns.
+    LocalReadOwned,
     /// A local read is executed before the writes that clients replay.
     LocalReadBeforeReplay,
     /// The primary makes records however far a member is behind that is refilled.
@@ -167,7 +187,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 69] = [
+    pub const ALL: [Defect; 79] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -237,6 +257,16 @@ impl Defect {
         Defect::KeepOldPages,
         Defect::DropPagesAfterAnswer,
         Defect::ForgetLeftBehind,
+        Defect::GrantOwned,
+        Defect::ReadOwned,
+        Defect::DropOwner,
+        Defect::ForgetOwners,
+        Defect::AnswerBeforeFlush,
+        Defect::DropAnswered,
+        Defect::SkipAnswered,
+        Defect::AnswerAfterLease,
+        Defect::FlushInNextSession,
+        Defect::LocalReadOwned,
     ];
 
     /// Those that only runs without faults find.

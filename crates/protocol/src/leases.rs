@@ -4,9 +4,11 @@
 //! primary grants leases with the replies to reads, recalls them before a conflicting change is executed, and never grants
 //! one that outlasts the leases by which it serves. `docs/PROTOCOL.md` has the rules.
 //!
-//! [`table`] is the primary's side, [`holder`] the client's.
+//! [`table`] is the primary's side, [`holder`] the client's. A lease for writing ([`owners`]) lets one session answer writes
+//! before the primary knows them.
 
 pub(crate) mod holder;
+pub(crate) mod owners;
 pub(crate) mod table;
 
 use operations::{Details, ErrorCode, FileId, Operation, Outcome};
@@ -31,6 +33,8 @@ pub struct Covers {
     pub found: bool,
     /// All files that a directory page lists with attributes.
     pub listed: bool,
+    /// The file that was written, for writing: no other session reads or changes it before a recall is answered.
+    pub owned: bool,
 }
 
 impl Covers {
@@ -41,14 +45,18 @@ impl Covers {
 
     /// Bits as in messages.
     pub(crate) fn bits(self) -> u8 {
-        u8::from(self.subject) | u8::from(self.found) << 1 | u8::from(self.listed) << 2
+        u8::from(self.subject)
+            | u8::from(self.found) << 1
+            | u8::from(self.listed) << 2
+            | u8::from(self.owned) << 3
     }
 
     pub(crate) fn from_bits(bits: u8) -> Option<Covers> {
-        (bits < 8).then_some(Covers {
+        (bits < 16).then_some(Covers {
             subject: bits & 1 != 0,
             found: bits & 2 != 0,
             listed: bits & 4 != 0,
+            owned: bits & 8 != 0,
         })
     }
 }

@@ -6,9 +6,11 @@
 //! breaks without it.
 //!
 //! Reading order: [`map`] (the map of a unit), [`cluster`] (that of all units and nodes), [`wire`] (messages),
-//! [`member`] (following, standing for primary, serving), [`client`], [`leases`] (caching in clients).
+//! [`member`] (following, standing for primary, serving), [`client`], [`leases`] (caching in clients), [`answered`] (writes that
+//! clients have answered).
 #![forbid(unsafe_code)]
 
+pub mod answered;
 pub mod client;
 pub mod cluster;
 pub mod defects;
@@ -22,6 +24,7 @@ pub mod member;
 pub mod parity;
 pub mod wire;
 
+pub use answered::Answered;
 pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
 pub use cluster::ClusterMap;
 pub use defects::{Defect, Defects};

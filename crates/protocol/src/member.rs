@@ -24,6 +24,7 @@ mod intent;
 mod join;
 mod lend;
 mod locks;
+mod owning;
 mod pace;
 mod replay;
 mod requests;
@@ -35,6 +36,7 @@ mod waits;
 
 use std::collections::{BTreeMap, VecDeque};
 
+pub use crate::leases::owners::OwnerChange;
 pub(crate) use bounds::READS_MAX;
 pub use intent::{Completion, Intent, NamedData, RequestId, SessionRecord, Slot, Ticket};
 pub use locks::{HeldLock, LOCKS_MAX};

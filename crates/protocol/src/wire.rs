@@ -16,6 +16,7 @@ mod bytes;
 mod envelope;
 mod frame;
 mod group;
+mod leases;
 mod map;
 mod operation;
 mod renewal;
@@ -37,14 +38,14 @@ use std::sync::Arc;
 
 use crate::cluster::ClusterMap;
 use crate::group::{Offer, Report};
-use crate::leases::{Covers, Grant};
+use crate::leases::Grant;
 use crate::map::{NodeId, Sequence};
 use bytes::{Reader, Writer};
 
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
@@ -309,6 +310,8 @@ pub enum Body {
         holds: u64,
         /// In the order of their records.
         replays: Vec<Replay>,
+        /// Files that it owns: it may have answered writes to them that the primary does not know.
+        owned: Vec<u64>,
     },
     /// All replays of the session were executed, except these, and all members in sync have them.
     Resumed {
@@ -548,10 +551,15 @@ impl Body {
                 to.u8(grant.covers.bits());
                 operation::write_outcome(to, outcome);
             }
-            Body::Resume { holds, replays } => {
+            Body::Resume {
+                holds,
+                replays,
+                owned,
+            } => {
                 to.u64(*holds);
                 to.u16(replays.len() as u16);
                 replays.iter().for_each(|replay| replay.write(to));
+                leases::write_owned(to, owned);
             }
             Body::Holds { holds } => {
                 to.u32(holds.len() as u32);
@@ -682,7 +690,7 @@ impl Body {
             36 => Body::Expired,
             37 => {
                 let slot = from.u16()?;
-                let (acknowledge, wants_lease) = read_acknowledge(from)?;
+                let (acknowledge, wants_lease) = leases::read_acknowledge(from)?;
                 Body::Request {
                     slot,
                     acknowledge,
@@ -694,7 +702,7 @@ impl Body {
                 slot: from.u16()?,
                 position: from.position()?,
                 confirmed: from.position()?,
-                grant: read_grant(from)?,
+                grant: leases::read_grant(from)?,
                 outcome: Outcome::decode(&from.rest_of_data())?,
             },
             39 => {
@@ -705,6 +713,7 @@ impl Body {
                 Body::Resume {
                     holds,
                     replays: replays?,
+                    owned: leases::read_owned(from)?,
                 }
             }
             40 => {
@@ -739,22 +748,6 @@ impl Body {
             _ => Body::read_of_leases(kind, from)?,
         })
     }
-
-    fn read_of_leases(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
-        Ok(match kind {
-            44 => Body::Recall {
-                inode: from.u64()?,
-                number: from.position()?,
-            },
-            45 => Body::RecallAnswer {
-                inode: from.u64()?,
-                number: from.position()?,
-            },
-            46 => Body::LockTurn { wait: from.u64()? },
-            renewal::RENEW | renewal::RENEWED => renewal::read(kind, from)?,
-            _ => Body::read_of_group(kind, from)?,
-        })
-    }
 }
 
 /// Number of requests that are replayed, or were.
@@ -763,26 +756,6 @@ fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
         count if count <= REPLAYS_MAX => Ok(count),
         _ => Err(Malformed("it replays more than a session may have")),
     }
-}
-
-/// When a write returns, and whether a lease is wanted.
-fn read_acknowledge(from: &mut Reader<'_>) -> Result<(Acknowledge, bool), Malformed> {
-    let byte = from.u8()?;
-    let acknowledge = match byte & !WANTS_LEASE {
-        0 => Acknowledge::Sent,
-        1 => Acknowledge::Primary,
-        2 => Acknowledge::All,
-        _ => return Err(Malformed("it asks for no known acknowledgement")),
-    };
-    Ok((acknowledge, byte & WANTS_LEASE != 0))
-}
-
-fn read_grant(from: &mut Reader<'_>) -> Result<Grant, Malformed> {
-    Ok(Grant {
-        number: from.position()?,
-        lasts_ns: from.position()?,
-        covers: Covers::from_bits(from.u8()?).ok_or(Malformed("its lease covers nothing known"))?,
-    })
 }
 
 /// Whether this is a message about the cluster or the connection, [`Body::Hello`], [`Body::Map`] or [`Body::Reach`]: it

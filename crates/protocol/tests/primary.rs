@@ -6,7 +6,7 @@ mod common;
 use common::{CLIENT, FILE, SESSION, decoded, first_map, message, message_of, refusals, write};
 use operations::{Lock, LockKind, LockSpace, WAIT_ENDED, WriteAt};
 use protocol::leases::Grant;
-use protocol::member::{Completion, Intent, SessionRecord, Ticket};
+use protocol::member::{Completion, Intent, OwnerChange, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Operation, Outcome, Replay};
 use protocol::{Defects, Member, NO_NODE, NodeId, Options, Sequence, UnitMap};
 
@@ -81,7 +81,16 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
     let replays = vec![replay(0, 4)];
-    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
+    let resume = message(
+        epoch,
+        CLIENT,
+        0,
+        Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        },
+    );
     member.handle_message(now, &resume);
     let tickets = executes(&mut member);
     assert_eq!(tickets.len(), 1);
@@ -114,7 +123,11 @@ fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
         member.map().epoch,
         CLIENT,
         0,
-        Body::Resume { holds: 0, replays },
+        Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        },
     );
     member.handle_message(now, &resume);
     let mut requests = Vec::new();
@@ -157,7 +170,16 @@ fn data_about_to_be_named_is_not_changed_in_place() {
         member.handle_message(now, &message(epoch, CLIENT, 4, request));
     }
     let replays = Vec::new();
-    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
+    let resume = message(
+        epoch,
+        CLIENT,
+        0,
+        Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        },
+    );
     member.handle_message(now, &resume);
     let now = member.poll_timeout().expect("a heartbeat is due some time");
     member.handle_timeout(now);
@@ -184,7 +206,16 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let (mut member, now) = primary_with(options);
     let epoch = member.map().epoch;
     let replays = Vec::new();
-    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
+    let resume = message(
+        epoch,
+        CLIENT,
+        0,
+        Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        },
+    );
     member.handle_message(now, &resume);
     let request = |operation: Operation| Body::Request {
         slot: 0,
@@ -225,7 +256,11 @@ fn resumed(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
     let epoch = member.map().epoch;
     for session in sessions {
         let replays = Vec::new();
-        let resume = Body::Resume { holds: 0, replays };
+        let resume = Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        };
         member.handle_message(now, &message_of(*session, epoch, 0, resume));
     }
     (member, now)
@@ -308,13 +343,88 @@ fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
     assert_eq!(grants, [Grant::default()]);
 }
 
+/// An owner has sent what it has answered, and the primary takes longer to execute it than the owner has time.
+#[test]
+fn an_owner_does_not_lose_its_session_while_its_writes_wait_at_the_primary() {
+    const READER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
+    let options = Options::default();
+    let sessions = [(SESSION, CLIENT), READER];
+    let (mut member, mut now) = resumed(options.clone(), &sessions);
+    let epoch = member.map().epoch;
+    let request = |slot, wants_lease, operation: Operation| Body::Request {
+        slot,
+        acknowledge: Acknowledge::Primary,
+        wants_lease,
+        operation: operation.into(),
+    };
+    let executed = |ticket| Completion::Executed {
+        ticket,
+        outcome: Outcome::done(),
+        position: Some(640),
+        tail: 1088,
+        depends_on: 1088,
+        is_by_reference: false,
+    };
+    let write_again = |member: &mut Member, now, number| {
+        member.handle_message(
+            now,
+            &message(epoch, CLIENT, number, request(0, true, write())),
+        );
+        executes(member)
+    };
+    let first = write_again(&mut member, now, 4);
+    member.handle_completion(now, executed(first[0]));
+    let owner = vec![OwnerChange {
+        inode: FILE.inode,
+        session: Some(SESSION),
+    }];
+    assert_eq!(member.owner_changes(), owner);
+    let read = Operation::Read {
+        file: FILE,
+        offset: 0,
+        length: 64,
+        note_read: false,
+    };
+    let read = request(0, false, read);
+    member.handle_message(now, &message_of(READER, epoch, 4, read));
+    let second = write_again(&mut member, now, 5);
+    let end = now + 3 * options.session_ns;
+    while now < end {
+        now = member.poll_timeout().expect("a session ends some time");
+        member.handle_timeout(now);
+        let intents = std::iter::from_fn(|| member.poll_intent());
+        assert_eq!(intents.count(), 0, "no session ends, and nothing is read");
+        for session in sessions {
+            member.handle_message(now, &message_of(session, epoch, 0, Body::KeepAlive));
+        }
+    }
+    member.handle_completion(now, executed(second[0]));
+    let recall =
+        std::iter::from_fn(|| member.poll_transmit()).find_map(|it| match decoded(&it).body {
+            Body::Recall { inode, number } => Some(Body::RecallAnswer { inode, number }),
+            _ => None,
+        });
+    let answer = recall.expect("the file is recalled");
+    member.handle_message(now, &message(epoch, CLIENT, 0, answer));
+    assert_eq!(executes(&mut member).len(), 1, "the read");
+}
+
 /// The client gives a wait that lasts another number.
 #[test]
 fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
     let replays = Vec::new();
-    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
+    let resume = message(
+        epoch,
+        CLIENT,
+        0,
+        Body::Resume {
+            holds: 0,
+            replays,
+            owned: Vec::new(),
+        },
+    );
     member.handle_message(now, &resume);
     let lock = Lock {
         space: LockSpace::Ranges,
@@ -383,7 +493,14 @@ impl Shipping {
         };
         shipping.hear(1, lease);
         let replays = Vec::new();
-        shipping.hear(CLIENT, Body::Resume { holds: 0, replays });
+        shipping.hear(
+            CLIENT,
+            Body::Resume {
+                holds: 0,
+                replays,
+                owned: Vec::new(),
+            },
+        );
         shipping
     }
 

@@ -137,6 +137,7 @@ impl Core {
             }
         }
         let local_reads = self.pool.local_reads();
+        local_reads.note_owners(&self.member.owner_changes());
         local_reads.publish(self.member.read_permit(local_reads.session()));
         let outgoing = std::iter::from_fn(|| self.member.poll_outgoing());
         let sent = outgoing.filter_map(|it| host.keep(it));

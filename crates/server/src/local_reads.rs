@@ -6,12 +6,13 @@
 //! ```
 //! Such a read makes no record and is granted no lease, so the member needs not know of it. `docs/PROTOCOL.md` has the rules.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use operations::FileId;
 use parking_lot::RwLock;
-use protocol::member::ReadPermit;
+use protocol::member::{OwnerChange, ReadPermit};
 use protocol::{Defect, Defects};
 
 use crate::execute::Serving;
@@ -20,8 +21,10 @@ use crate::execute::Serving;
 #[derive(Default)]
 pub struct LocalReads {
     serving: RwLock<Option<Arc<Serving>>>,
-    /// Number of times that the pool was opened for changes, or closed.
+    /// Number of times that the pool was opened for changes or closed, and that a session got a lease for writing.
     turns: AtomicU64,
+    /// Sessions that own files by leases for writing, by inode.
+    owners: RwLock<HashMap<u64, u64>>,
     /// The session of the client in this process; 0 without one.
     session: AtomicU64,
     /// By the node's clock, nanoseconds: no other member serves before.
@@ -51,8 +54,8 @@ impl LocalReads {
         }
     }
 
-    /// Reads from a file into the buffer. `None` if the member does not serve, the read fails, or it has to note the access
-    /// time: then the request needs a message.
+    /// Reads from a file into the buffer. `None` if the member does not serve, another session owns the file, the read fails, or
+    /// it has to note the access time: then the request needs a message.
     pub fn read(
         &self,
         file: FileId,
@@ -67,6 +70,10 @@ impl LocalReads {
         // Before the first permit, writes may be missing that their clients replay.
         let has_served = self.until.load(Ordering::Acquire) > 0;
         if !has_served && !self.defects.has(Defect::LocalReadBeforeReplay) {
+            return None;
+        }
+        // The owner may have answered writes.
+        if self.has_other_owner(file) {
             return None;
         }
         let (count, version) = executor.read_into(file, offset, into, note_read).ok()??;
@@ -90,6 +97,12 @@ impl LocalReads {
         may
     }
 
+    fn has_other_owner(&self, file: FileId) -> bool {
+        let owner = self.owners.read().get(&file.inode).copied();
+        owner.is_some_and(|owner| owner != self.session())
+            && !self.defects.has(Defect::LocalReadOwned)
+    }
+
     /// Number of reads that were answered.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
@@ -104,6 +117,25 @@ impl LocalReads {
         self.session.load(Ordering::Acquire)
     }
 
+    /// Files have other owners from now on. Called before the messages of a step leave the process.
+    pub(crate) fn note_owners(&self, changes: &[OwnerChange]) {
+        if changes.is_empty() {
+            return;
+        }
+        let mut owners = self.owners.write();
+        for OwnerChange { inode, session } in changes {
+            match session {
+                Some(session) => owners.insert(*inode, *session),
+                None => owners.remove(inode),
+            };
+        }
+        drop(owners);
+        // Reads that have begun may show a part of what an owner answers.
+        if changes.iter().any(|it| it.session.is_some()) {
+            self.turns.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// States what the member permits from now on. Called before the messages of a step leave the process.
     pub(crate) fn publish(&self, permit: ReadPermit) {
         self.confirmed.store(permit.confirmed, Ordering::Release);
@@ -113,6 +145,7 @@ impl LocalReads {
     /// The pool was opened for changes.
     pub(crate) fn open(&self, serving: Arc<Serving>) {
         let mut open = self.serving.write();
+        self.owners.write().clear();
         self.turns.fetch_add(1, Ordering::AcqRel);
         *open = Some(serving);
     }

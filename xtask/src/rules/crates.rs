@@ -131,7 +131,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "crates/protocol/src",
         &[
-            "defects", "map", "parity", "group", "leases", "wire", "member", "client",
+            "defects", "map", "parity", "group", "leases", "wire", "member", "client", "answered",
         ],
     ),
     (

@@ -249,6 +249,7 @@ impl InsideMount {
         };
         let (options, remote) = &plan.options;
         let file_system = remote::file_system(network, remote);
+        remote::answer_early(&file_system, options, &plan.source, log)?;
         let mount = fuse::mount(file_system, &plan.directory, options)?;
         // `end` finds the mount in the kernel's table if it comes later.
         if self.is_to_end() {

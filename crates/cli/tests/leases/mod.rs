@@ -2,6 +2,7 @@
 
 mod locks;
 mod races;
+mod writing;
 
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -45,9 +46,13 @@ struct Mount {
 
 impl Mount {
     fn new(cluster: &Cluster, name: &str) -> Mount {
+        Mount::with(cluster, name, "ack=all")
+    }
+
+    fn with(cluster: &Cluster, name: &str, options: &str) -> Mount {
         let directory = cluster.scratch.path(name);
         fs::create_dir(&directory).expect("a directory");
-        let arguments = ["mount", "--foreground", "-o", "ack=all", "tako:///c"];
+        let arguments = ["mount", "--foreground", "-o", options, "tako:///c"];
         let mut command = cluster.command(&[&arguments[..], &[&directory]].concat());
         let mut child = common::start(command.stdout(Stdio::piped()));
         let stdout = child.stdout.take().expect("a pipe");

@@ -4,6 +4,7 @@
 //! each number as long as the kernel or an open file refers to it, and the holds that the session has of it.
 
 mod attributes;
+mod behind;
 mod cache;
 mod changed;
 mod data;
@@ -13,9 +14,10 @@ mod table;
 
 pub(crate) use locks::Waiting;
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -27,6 +29,7 @@ use operations::{
 use super::Result;
 use crate::leases::{self, Recall, RecallListener};
 use crate::{Cause, Interrupt, RequestError, Requests};
+use behind::{Behind, Report};
 use cache::Cache;
 use changed::Changed;
 use table::Table;
@@ -51,6 +54,16 @@ struct RemoteSession {
     cache: Arc<Cache>,
     /// Longest write that is one change, in bytes, once the primary has reported it; 0 before.
     write_max: AtomicUsize,
+    /// Writes that are answered early, if any are.
+    behind: OnceLock<Arc<Behind>>,
+}
+
+impl Drop for RemoteSession {
+    fn drop(&mut self) {
+        if let Some(behind) = self.behind.get() {
+            behind.end();
+        }
+    }
 }
 
 /// A file or directory of the cluster.
@@ -83,6 +96,7 @@ impl Remote {
             changed: Arc::default(),
             cache,
             write_max: AtomicUsize::new(0),
+            behind: OnceLock::new(),
         }))
     }
 
@@ -123,6 +137,23 @@ impl Remote {
         }
     }
 
+    /// From now on writes are answered early, under leases for writing.
+    pub(crate) fn answer_early(&self, report: Report) -> io::Result<()> {
+        let (requests, acknowledge) = (self.0.requests.clone(), self.0.acknowledge);
+        let cache = self.0.cache.clone();
+        let behind = Behind::start(requests, acknowledge, cache, report)?;
+        if let Err(second) = self.0.behind.set(behind) {
+            second.end();
+        }
+        self.on_recall(None);
+        Ok(())
+    }
+
+    /// Waits until the cluster has what was answered early of a file.
+    fn send(&self, file: FileId) -> Result<()> {
+        self.0.behind.get().map_or(Ok(()), |it| it.send(file))
+    }
+
     /// Ends the session in good order, if the cluster is reachable. Otherwise it ends the session by itself, later.
     pub(super) fn close(&self) -> Result<()> {
         let interrupt = Interrupt::default();
@@ -135,10 +166,16 @@ impl Remote {
             }
         });
         let closed = match timer.is_ok() {
-            true => interrupt.scope(|| self.call(Operation::CloseSession).map(drop)),
+            true => interrupt.scope(|| {
+                self.0.behind.get().map_or(Ok(()), |it| it.send_all())?;
+                self.call(Operation::CloseSession).map(drop)
+            }),
             false => Ok(()),
         };
         drop(done);
+        if let Some(behind) = self.0.behind.get() {
+            behind.end();
+        }
         self.0.requests.end();
         match closed {
             Err(Cause::Request(_)) => Ok(()),
@@ -149,6 +186,12 @@ impl Remote {
     pub(crate) fn on_recall(&self, listener: Option<Box<dyn Fn(Recall) + Send>>) {
         let root = self.0.root;
         let changed = self.0.changed.clone();
+        // A write that is acknowledged before it is executed may be overtaken by a lookup.
+        let is_ordered = self.0.acknowledge != Acknowledge::Sent;
+        self.0.cache.turn(listener.is_some() && is_ordered);
+        if let Some(behind) = self.0.behind.get() {
+            return self.on_recall_behind(behind.clone(), listener);
+        }
         let listener = listener.map(|listener| {
             let take: RecallListener = Box::new(move |recalled| {
                 let file = FileId {
@@ -161,13 +204,33 @@ impl Remote {
             });
             take
         });
-        // A write that is acknowledged before it is executed may be overtaken by a lookup.
-        let is_ordered = self.0.acknowledge != Acknowledge::Sent;
-        self.0.cache.turn(listener.is_some() && is_ordered);
         self.0.requests.set_recalls(listener);
     }
 
+    /// The same: recalls of files with writes that were answered early are answered when these were sent.
+    fn on_recall_behind(&self, behind: Arc<Behind>, listener: Option<Box<dyn Fn(Recall) + Send>>) {
+        let root = self.0.root;
+        let changed = self.0.changed.clone();
+        let take: RecallListener = Box::new(move |recalled| {
+            behind.close(&recalled);
+            let file = FileId {
+                inode: recalled.inode,
+                ..root
+            };
+            let number = number(root, file);
+            changed.recalled(number);
+            match &listener {
+                Some(listener) => listener(Recall::new(recalled, number)),
+                None => behind.answer_later(recalled),
+            }
+        });
+        self.0.requests.set_recalls(Some(take));
+    }
+
     pub(crate) fn invalidated(&self, recall: &Recall) {
+        if let Some(behind) = self.0.behind.get() {
+            return behind.answer(recall.recalled);
+        }
         self.0.requests.invalidated(recall.recalled);
     }
 
@@ -180,15 +243,63 @@ impl Remote {
         if operation.validate().is_err() {
             return Err(refusal(&operation).into());
         }
+        let Some(behind) = self.0.behind.get() else {
+            return Ok(self.find_or_request(operation)?.into_result()?);
+        };
+        let (sends, returns_attributes) = (behind.sends(), operation.returns_attributes());
+        let mut outcome = self.find_or_request(operation)?.into_result()?;
+        if let Some(attributes) = outcome.attributes.filter(|_| returns_attributes) {
+            let file = outcome.file;
+            outcome.attributes = Some(self.newest(behind, file, attributes, sends)?);
+        }
+        if let Details::Entries(entries) = &mut outcome.details {
+            for listed in entries {
+                let Some(attributes) = listed.attributes else {
+                    continue;
+                };
+                let file = FileId {
+                    inode: listed.entry.number,
+                    generation: attributes.generation,
+                    ..self.0.root
+                };
+                listed.attributes = Some(self.newest(behind, file, attributes, sends)?);
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// The outcome of an operation, kept or from the cluster.
+    fn find_or_request(&self, operation: Operation) -> Result<Outcome> {
         let cache = &self.0.cache;
         if let Some((outcome, kept)) = cache.find(&operation) {
             leases::note(Some(kept));
-            return Ok(outcome.into_result()?);
+            return Ok(outcome);
         }
         let work = cache.begin(&operation);
         let outcome = self.0.requests.call(operation, self.0.acknowledge);
         cache.end(work, outcome.as_ref().ok(), leases::last());
-        Ok(outcome?.into_result()?)
+        Ok(outcome?)
+    }
+
+    /// The attributes of a file that were requested after so many files had been sent, or newer ones if they may lack writes that
+    /// were answered early.
+    fn newest(
+        &self,
+        behind: &Behind,
+        file: FileId,
+        attributes: Attributes,
+        sends: u64,
+    ) -> Result<Attributes> {
+        if !behind.is_outdated(file, sends) {
+            return Ok(attributes);
+        }
+        behind.send(file)?;
+        let asked = Operation::Attributes { file };
+        let outcome = self.0.requests.call(asked, self.0.acknowledge)?;
+        // The lease of the first answer is not that of this one.
+        leases::note(None);
+        // It may have lost its last name.
+        Ok(outcome.attributes.unwrap_or(attributes))
     }
 
     fn number(&self, file: FileId) -> u64 {
@@ -238,6 +349,11 @@ impl Remote {
     }
 
     pub(super) fn release(&self, inode: &RemoteInode, count: u64) -> Result<()> {
+        if let Some(behind) = self.0.behind.get() {
+            // What cannot be sent is reported.
+            let _ = behind.send(inode.file);
+            behind.released(inode.file);
+        }
         match self.0.table.release(inode.number, count) {
             Some(held) => self
                 .call(Operation::Release { holds: vec![held] })

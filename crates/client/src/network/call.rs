@@ -4,10 +4,24 @@ use std::time::Instant;
 
 use operations::{Acknowledge, Operation, Outcome};
 use parking_lot::{Condvar, Mutex};
+use protocol::client::Ownership;
 
 use crate::leases::{self, Kept};
 
+/// Conditions of a request, beside its operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    Plain,
+    /// The write asks for the lease for writing.
+    Owning,
+    /// The same, and it counts in this session only.
+    In(u64),
+}
+
 pub struct Call {
+    pub terms: Terms,
+    /// The inode of the file that it is about.
+    pub inode: u64,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -16,6 +30,7 @@ struct State {
     /// The request, until a leader takes it.
     request: Option<(Operation, Acknowledge)>,
     outcome: Option<Outcome>,
+    ownership: Option<Ownership>,
     /// Validity of the outcome.
     kept: Option<Kept>,
     leads: bool,
@@ -41,11 +56,14 @@ pub enum Waited {
 }
 
 impl Call {
-    pub fn new(operation: Operation, acknowledge: Acknowledge) -> Call {
+    pub fn new(operation: Operation, acknowledge: Acknowledge, terms: Terms) -> Call {
         Call {
+            terms,
+            inode: operation.file().map_or(0, |file| file.inode),
             state: Mutex::new(State {
                 request: Some((operation, acknowledge)),
                 outcome: None,
+                ownership: None,
                 kept: None,
                 leads: false,
                 has_ended: false,
@@ -67,6 +85,16 @@ impl Call {
         };
         self.changed.notify_one();
         !has_ended
+    }
+
+    /// The file is the session's own, by the outcome that is delivered next.
+    pub fn note_ownership(&self, ownership: Option<Ownership>) {
+        self.state.lock().ownership = ownership;
+    }
+
+    /// The lease that came with the outcome.
+    pub fn ownership(&self) -> Option<Ownership> {
+        self.state.lock().ownership
     }
 
     /// The outcome, if it is there; records for this thread what it may cache of it.
@@ -130,7 +158,11 @@ mod tests {
 
     fn call() -> Arc<Call> {
         let file = FileId::default();
-        Arc::new(Call::new(Operation::Sync { file }, Acknowledge::All))
+        Arc::new(Call::new(
+            Operation::Sync { file },
+            Acknowledge::All,
+            Terms::Plain,
+        ))
     }
 
     #[test]

@@ -14,7 +14,7 @@ use protocol::map::NO_NODE;
 use protocol::wire::{Body, Envelope, Message};
 use protocol::{Client, ClusterMap, Defects, NodeId};
 
-use super::call::Call;
+use super::call::{Call, Terms};
 use super::inside::Entry;
 use super::links::{Dialed, Links};
 use super::reach::Reach;
@@ -116,6 +116,11 @@ impl Connection {
         })
     }
 
+    /// When its clock began.
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
     pub fn handle(&self) -> Handle {
         self.messenger.handle()
     }
@@ -144,8 +149,11 @@ impl Connection {
         self.reader.clone()
     }
 
-    /// When the last lease ends: recalls come until then.
+    /// When the last lease ends: recalls come until then. Files that the session owns may be recalled at any time.
     pub fn leases_until(&self) -> Instant {
+        if self.client.owns_files() {
+            return Instant::now() + super::KEEPER_EVERY;
+        }
         self.start + Duration::from_nanos(self.client.leases_until())
     }
 
@@ -230,7 +238,12 @@ impl Connection {
                 self.heard_at = Instant::now();
             }
             let now = self.now();
-            let ticket = self.client.submit(now, operation, acknowledge);
+            let client = &mut self.client;
+            let ticket = match call.terms {
+                Terms::Plain => client.submit(now, operation, acknowledge),
+                Terms::Owning => client.submit_owning(now, operation, acknowledge),
+                Terms::In(session) => client.submit_in(now, session, operation, acknowledge),
+            };
             self.calls.insert(ticket, call);
         }
     }
@@ -309,8 +322,12 @@ impl Connection {
                     outcome,
                     keep,
                 } => {
-                    if let Some(call) = self.calls.remove(&ticket)
-                        && !call.deliver(outcome, self.kept(keep))
+                    let Some(call) = self.calls.remove(&ticket) else {
+                        continue;
+                    };
+                    let owned = keep.covers.owned.then(|| self.client.ownership(call.inode));
+                    call.note_ownership(owned.flatten());
+                    if !call.deliver(outcome, self.kept(keep))
                         && let Some(cache) = &self.cache
                     {
                         cache.settled();

@@ -152,6 +152,10 @@ impl Adapter {
         let set_id = at.write_flags & written::KILL_SUIDGID != 0;
         let written = self.file_system.write_dropping(number, set_id, place, data);
         let size = written.map_err(|error| errno(&error))?.length as u32;
+        if self.shared.is_some() && at.flags & libc::O_DIRECT as u32 != 0 {
+            let flushed = self.file_system.flush(number);
+            flushed.map_err(|error| errno(&error))?;
+        }
         self.note_end(number, at.offset.saturating_add(u64::from(size)));
         Ok(wire::WriteOut { size, padding: 0 })
     }

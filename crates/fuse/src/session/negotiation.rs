@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::DATA_LENGTH_MAX;
 use crate::MountOptions;
 use crate::adapter::Adapter;
-use crate::options::{Cache, Locks};
+use crate::options::Locks;
 use crate::wire::{self, capability};
 
 /// Read-ahead and asynchronous direct requests that the kernel may have in flight.
@@ -108,7 +108,7 @@ impl Offer {
         if with_queues {
             wanted |= capability::OVER_IO_URING;
         }
-        if options.cache == Cache::Writeback {
+        if adapter.collects {
             wanted |= capability::WRITEBACK_CACHE;
         }
         if options.locks == Locks::Shared {

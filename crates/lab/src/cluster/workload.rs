@@ -1,5 +1,6 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod early;
 mod ended;
 mod keys;
 pub mod local;
@@ -22,6 +23,7 @@ use store::FileKind;
 use super::history::{History, Id, Invocation, Key, Response};
 use super::keeping::{self, Keeping};
 use super::waits::WaitLog;
+use early::{Answering, Postponed};
 use keys::{keys, renamed};
 use locks::Locks;
 use outcomes::answer;
@@ -104,8 +106,12 @@ pub struct Worker {
     pub has_lost_held: bool,
     /// The file that its session holds.
     held: Option<FileId>,
+    /// The newest session that it had.
+    owner: Option<u64>,
     /// Its caches under leases.
     keeping: Keeping,
+    /// What it has answered under leases for writing.
+    answering: Answering,
     /// Operations that were answered from its caches.
     kept: u64,
     /// Random source of its caches.
@@ -143,7 +149,9 @@ impl Worker {
             has_met_damage: false,
             has_lost_held: false,
             held: None,
+            owner: None,
             keeping: Keeping::default(),
+            answering: Answering::default(),
             kept: 0,
             chance: Random::new(seed ^ CACHES),
             defects: Defects::default(),
@@ -174,6 +182,7 @@ impl Worker {
             let client = Client::new(self.node, options.clone(), defects.clone(), first);
             let client = client.with_mode(mode_of(self.node - FIRST_CLIENT));
             self.defects = defects.clone();
+            self.answering = Answering::new(defects);
             self.client = Some(match keeps(self.node - FIRST_CLIENT) {
                 true => client.with_leases(),
                 false => client,
@@ -199,7 +208,7 @@ impl Worker {
 
     /// Whether no operation is in flight, and no lock is used.
     pub fn is_idle(&self) -> bool {
-        self.pending.is_empty() && !self.uses_locks()
+        self.pending.is_empty() && self.answering.waiting() == 0 && !self.uses_locks()
     }
 
     /// Whether it holds or awaits locks that it has to release.
@@ -224,6 +233,7 @@ impl Worker {
             self.leave(lost);
         }
         self.pending.clear();
+        self.answering = Answering::default();
         self.to_ask.clear();
         self.transfers.clear();
         self.timer = None;
@@ -249,6 +259,7 @@ impl Worker {
         self.wide.end();
         self.held = None;
         self.keeping.clear();
+        self.answering.session_over(self.owner);
         self.left_behind.append(&mut self.unsynced);
     }
 
@@ -273,7 +284,7 @@ impl Worker {
         };
         self.has_synced = false;
         for recalled in self.keeping.carried_out(now, &self.defects) {
-            client.invalidated(recalled);
+            self.answer_recall(&mut client, recalled);
         }
         let (identity, waits) = (self.identity(), &mut lost.waits);
         self.locks.on_time(identity, now, &self.defects, waits);
@@ -291,10 +302,14 @@ impl Worker {
                     outcome,
                     keep,
                 } => {
+                    self.take_ownership(&client, ticket, &outcome, keep);
                     self.keep(ticket, &outcome, keep);
-                    self.done(now, ticket, &outcome, history, lost);
+                    if !self.was_sent(now, ticket, &outcome, history) {
+                        self.done(now, ticket, &outcome, history, lost);
+                    }
                 }
                 Event::Recalled(recalled) => {
+                    self.close_early(&recalled);
                     self.keeping.recall(now, recalled, &mut self.chance);
                 }
                 Event::Renewed { inodes, until } => {
@@ -304,6 +319,8 @@ impl Worker {
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }
+        self.send_answered(now, &mut client);
+        self.owner = client.session().or(self.owner);
         self.ask_for_pages(local, &mut client);
         for operation in std::mem::take(&mut self.locks.requests) {
             self.begin(now, &mut client, operation, Acknowledge::Primary, history);
@@ -317,7 +334,9 @@ impl Worker {
         self.transfers
             .extend(std::iter::from_fn(|| client.poll_transfer()));
         let due = client.poll_timeout().map(|at| self.clock.instant(at));
+        let early = self.answering.due().map(|at| self.clock.instant(at));
         let own = self.keeping.due().into_iter().chain(self.locks.due());
+        let own = own.chain(early);
         let due = due.into_iter().chain(own).min();
         self.timer = due.map(|at| at.max(now + 1000));
         self.client = Some(client);
@@ -366,7 +385,7 @@ impl Worker {
 
     /// Makes a request, if not too many are in flight.
     pub fn choose(&mut self, now: Time) -> Option<(Operation, Acknowledge)> {
-        if self.pending.len() >= UNDER_WAY || self.client.is_none() {
+        if self.is_busy() || self.client.is_none() {
             return None;
         }
         if self.pending.is_empty()
@@ -438,6 +457,12 @@ impl Worker {
         Some((operation, acknowledge))
     }
 
+    /// Whether as many operations are in flight as may be.
+    fn is_busy(&self) -> bool {
+        let waiting = self.pending.len() + self.answering.waiting();
+        waiting > UNDER_WAY || self.pending.len() >= UNDER_WAY
+    }
+
     /// Opens a file, reads the open one's attributes, or closes it.
     fn use_held(&mut self, name: Vec<u8>) -> Operation {
         match self.held {
@@ -503,7 +528,9 @@ impl Worker {
         acknowledge: Acknowledge,
         history: &mut History,
     ) {
-        if self.use_kept(now, &operation, history) {
+        if self.use_kept(now, &operation, history)
+            || self.use_answered(now, &operation, acknowledge, history)
+        {
             return;
         }
         if let Some(mut client) = self.client.take() {
@@ -520,28 +547,18 @@ impl Worker {
         acknowledge: Acknowledge,
         history: &mut History,
     ) {
-        let local = self.clock.local(now);
-        let changed = keeping::changed_inode(&operation);
-        if let Some(inode) = changed {
-            self.keeping.begin(inode);
-        }
-        let read = keeping::read_inode(&operation).or(changed);
-        let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
-        let ticket = process.submit(local, operation.clone(), acknowledge);
         let client = self.identity();
         let ids = keys(&operation, &self.wide)
             .into_iter()
             .map(|(key, asked)| history.invoke(client, key, asked, now))
             .collect();
-        let pending = Pending {
-            ids,
+        let asked = Postponed {
             operation,
             acknowledge,
+            ids,
             invoked: now,
-            stamp,
-            page: None,
         };
-        self.pending.insert(ticket, pending);
+        self.submit(now, process, asked);
     }
 
     /// Answers an operation from the caches, if possible.

@@ -51,7 +51,7 @@ pub(super) struct Active {
     listed: u64,
     granting: Option<Ticket>,
     pub(super) layouts: Layouts,
-    runs: BTreeMap<Ticket, Run>,
+    pub(super) runs: BTreeMap<Ticket, Run>,
     /// Requests by message, and for which run each is.
     requests: BTreeMap<Ticket, Ticket>,
     transfers: BTreeMap<u64, UnderWay>,

@@ -53,6 +53,9 @@ impl Client {
         outcome: &Outcome,
         grant: Grant,
     ) -> Keep {
+        if grant.covers.owned || pending.operation.is_write() {
+            return self.take_ownership(now, pending, grant);
+        }
         let Some(asked_at) = pending.asked_at.filter(|_| self.keeps && grant.number > 0) else {
             return Keep::default();
         };
@@ -71,6 +74,7 @@ impl Client {
         let early = self.defects.has(Defect::AnswerBeforeInvalidation);
         let forgets = self.defects.has(Defect::AnswerDuringInvalidation);
         let recall = (inode, number);
+        let unsent = self.leases.owns(inode) && self.defects.has(Defect::AnswerBeforeFlush);
         match self
             .leases
             .recall(now, recall, self.options.lease_ns, forgets)
@@ -84,7 +88,7 @@ impl Client {
                     epoch: self.leases.epoch(),
                     number,
                 }));
-                if early {
+                if early || unsent {
                     self.answer_recall(inode, number);
                 }
             }

@@ -15,6 +15,13 @@ struct HeldLease {
     has_entries: bool,
 }
 
+/// A lease for writing.
+struct Owned {
+    /// Epoch of the primary, and number of the grant.
+    number: (u32, u64),
+    until: u64,
+}
+
 struct Recalled {
     /// Epoch of the primary, and its number.
     number: (u32, u64),
@@ -38,6 +45,8 @@ pub(crate) enum Step {
 #[derive(Default)]
 pub(crate) struct Holder {
     held: BTreeMap<u64, HeldLease>,
+    /// Files that the session owns, by the grants: until it has sent all that it answered, also if the time has expired.
+    owned: BTreeMap<u64, Owned>,
     /// A grant that was made before the newest recall of its inode and arrives after it is void.
     recalled: BTreeMap<u64, Recalled>,
     /// Epoch of the primary: each numbers its grants and recalls from the start.
@@ -83,11 +92,13 @@ impl Holder {
             subject,
             found,
             listed,
+            ..
         } = grant.covers;
         let covers = Covers {
             subject: subject && shown.subject.as_ref().is_some_and(is_good),
             found: found && shown.found.as_ref().is_some_and(is_good),
             listed: listed && shown.listed.iter().all(is_good),
+            owned: false,
         };
         let subject = shown.subject.filter(|_| covers.subject);
         let found = shown.found.filter(|_| covers.found);
@@ -133,6 +144,37 @@ impl Holder {
         inodes
     }
 
+    /// Takes the lease for writing of a file, unless it was recalled meanwhile.
+    pub fn take_owned(&mut self, inode: u64, number: u64, until: u64) -> bool {
+        let is_void = self.is_void(inode, number);
+        if !is_void {
+            let number = (self.epoch, number);
+            self.owned.insert(inode, Owned { number, until });
+        }
+        !is_void
+    }
+
+    /// Number and end of the lease for writing of a file.
+    pub fn ownership(&self, inode: u64) -> Option<((u32, u64), u64)> {
+        let owned = self.owned.get(&inode);
+        owned.map(|it| (it.number, it.until))
+    }
+
+    /// Whether the session owns a file.
+    pub fn owns(&self, inode: u64) -> bool {
+        self.owned.contains_key(&inode)
+    }
+
+    /// Whether the session owns files.
+    pub fn owns_any(&self) -> bool {
+        !self.owned.is_empty()
+    }
+
+    /// Files that the session owns.
+    pub fn owned(&self) -> Vec<u64> {
+        self.owned.keys().copied().collect()
+    }
+
     /// Drops leases that have ended, once there are twice as many as were left the last time.
     fn sweep(&mut self, now: u64) {
         if self.held.len() > self.sweep_at[0].max(HELD_LEAST) {
@@ -174,8 +216,8 @@ impl Holder {
         let number = (self.epoch, number);
         let known = self.recalled.get(&inode);
         if let Some(known) = known.filter(|it| it.number >= number) {
-            let is_same = known.number == number;
-            return match known.dropping.is_some() && is_same {
+            // The answer to a newer one counts for an older one, too.
+            return match known.dropping.is_some() {
                 true => Step::Wait,
                 false => Step::Answer,
             };
@@ -184,9 +226,11 @@ impl Holder {
         self.forget_recalls(now, lease_ns);
         let held = self.held.remove(&inode).filter(|held| held.until > now);
         let held = held.map(|held| held.has_entries);
+        let owned = self.owned.get(&inode).map(|_| false);
         let dropping = held
             .into_iter()
             .chain(before)
+            .chain(owned)
             .reduce(|one, other| one | other);
         let recalled = Recalled {
             number,
@@ -203,6 +247,13 @@ impl Holder {
     /// The caches keep nothing of an inode any more, by a recall of the primary of this epoch. Whether it is still to be answered.
     pub fn invalidated(&mut self, inode: u64, (epoch, number): (u32, u64)) -> bool {
         let recalled = self.recalled.get_mut(&inode);
+        if self
+            .owned
+            .get(&inode)
+            .is_some_and(|it| it.number < (epoch, number))
+        {
+            self.owned.remove(&inode);
+        }
         let is_dropped = recalled
             .filter(|it| it.number == (epoch, number))
             .is_some_and(|it| it.dropping.take().is_some());
@@ -240,6 +291,7 @@ mod tests {
                 subject: true,
                 found: true,
                 listed: false,
+                owned: false,
             },
         }
     }
@@ -285,6 +337,8 @@ mod tests {
         assert_eq!(holder.recall(7, (1, 2), LEASE, false), invalidates);
         // It overtakes the reply with a newer grant, of which nothing is kept.
         assert_eq!(holder.recall(8, (1, 4), LEASE, false), invalidates);
+        // The first is sent again: its answer would count for what is not dropped yet.
+        assert_eq!(holder.recall(8, (1, 2), LEASE, false), Step::Wait);
         assert!(!holder.invalidated(1, (0, 2)) && holder.invalidated(1, (0, 4)));
         assert_eq!(holder.recall(9, (1, 5), LEASE, false), Step::Answer);
     }

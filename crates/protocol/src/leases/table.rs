@@ -59,6 +59,13 @@ impl Table {
         self.by_session.keys().any(|other| *other != session)
     }
 
+    /// Whether a session other than this one has a lease of the inode.
+    pub fn is_held_by_others(&self, now: u64, session: u64, inode: u64) -> bool {
+        let holders = self.leases.get(&inode).into_iter().flatten();
+        let mut others = holders.filter(|(holder, _)| **holder != session);
+        others.any(|(_, lease)| lease.until > now)
+    }
+
     /// When the last lease ends that was ever granted.
     pub fn latest(&self) -> u64 {
         self.latest

@@ -166,7 +166,8 @@ impl Member {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
                 let others = primary.held_files.len() + primary.quarantines.len();
-                let others = others + primary.leases.kept() + primary.waits.len();
+                let others =
+                    others + primary.leases.kept() + primary.owners.kept() + primary.waits.len();
                 sessions + requests + primary.deferred.kept() + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,

@@ -63,7 +63,7 @@ impl Primary {
     }
 
     /// Whether a change that was begun may not have been executed yet, on this inode.
-    fn is_changing(&self, inode: u64) -> bool {
+    pub(super) fn is_changing(&self, inode: u64) -> bool {
         self.executing.values().any(|it| match it {
             // Names that were not looked up, as no other session had leases then, may lead to any inode.
             Executing::Request { parked, .. } => {
@@ -124,7 +124,7 @@ impl Member {
         }
     }
 
-    fn send_recalls(&mut self, recalls: Vec<Recall>) {
+    pub(super) fn send_recalls(&mut self, recalls: Vec<Recall>) {
         for Recall {
             session,
             inode,
@@ -145,6 +145,7 @@ impl Member {
         if let Some(primary) = self.primary() {
             let number = if ends_all { u64::MAX } else { number };
             primary.leases.answered(session, inode, number);
+            primary.owners.answered(session, inode, number);
         }
         self.serve_parked(now);
     }
@@ -177,6 +178,9 @@ impl Member {
 
     /// The lease that goes out with the answer to a read.
     pub(super) fn grant_for(&mut self, now: u64, parked: &Parked, outcome: &Outcome) -> Grant {
+        if matches!(*parked.operation, Operation::Write { .. }) {
+            return self.grant_writing(now, parked, outcome);
+        }
         let (lease_ns, drift) = (self.options.lease_ns, self.options.drift_permille);
         let most = self.options.leases as usize;
         let closes = !self.defects.has(Defect::GrantDuringChange);
@@ -199,6 +203,9 @@ impl Member {
             if closes && (primary.leases.is_closed(*inode) || primary.is_changing(*inode)) {
                 return false;
             }
+            if primary.owners.has_other(parked.session, *inode) {
+                return false;
+            }
             let lease = (parked.session, *inode);
             match primary
                 .leases
@@ -215,6 +222,7 @@ impl Member {
             subject: shown.subject.as_ref().is_some_and(&mut grant),
             found: shown.found.as_ref().is_some_and(&mut grant),
             listed: !shown.listed.is_empty() && shown.listed.iter().all(&mut grant),
+            owned: false,
         };
         if forgets {
             let forgotten = std::mem::take(&mut recalls);

@@ -149,35 +149,35 @@ impl Member {
             self.open_session(now, from, request);
             return self.after_client(now);
         }
-        let (lease, drift) = (self.options.lease_ns, self.options.drift_permille);
         let Some(primary) = self.primary() else {
             return;
         };
+        let is_overdue = primary.owners.is_overdue(session);
         let known = primary.sessions.by_number.get_mut(&session);
         match known {
             Some(known) if known.client == from && !known.is_ending => {
-                known.heard_at = now;
+                if !is_overdue {
+                    known.heard_at = now;
+                }
             }
             // A session that is being ended is notified at its end: then its locks and holds are free.
             Some(_) => return,
             None => return self.tell_client(from, session, request, Body::Expired),
         }
         match body {
-            Body::KeepAlive => {
-                let confirmed = primary.confirmed;
-                let valid = primary.valid_ns(now).min(lease);
-                let valid_ns = valid - valid * drift / 1000;
-                let alive = Body::Alive {
-                    confirmed,
-                    valid_ns,
-                };
-                if primary.replaying.is_none() {
-                    self.tell_client(from, session, request, alive);
-                }
-            }
+            // It ends as if it were silent.
+            Body::KeepAlive if is_overdue => {}
+            Body::KeepAlive => self.keep_alive(now, from, session, request),
             Body::OpenKeys => self.open_keys(session),
             Body::Holds { holds } => primary.note_holds(session, holds),
-            Body::Resume { holds, replays } => self.handle_resume(now, session, holds, replays),
+            Body::Resume {
+                holds,
+                replays,
+                owned,
+            } => {
+                self.reclaim_owned(now, session, &owned);
+                self.handle_resume(now, session, holds, replays);
+            }
             Body::Request {
                 slot,
                 acknowledge,
@@ -203,6 +203,23 @@ impl Member {
             _ => {}
         }
         self.after_client(now);
+    }
+
+    /// Answers a client how long its leases stay valid.
+    fn keep_alive(&mut self, now: u64, from: NodeId, session: u64, request: u64) {
+        let (lease, drift) = (self.options.lease_ns, self.options.drift_permille);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if primary.replaying.is_some() {
+            return;
+        }
+        let valid = primary.valid_ns(now).min(lease);
+        let alive = Body::Alive {
+            confirmed: primary.confirmed,
+            valid_ns: valid - valid * drift / 1000,
+        };
+        self.tell_client(from, session, request, alive);
     }
 
     fn after_client(&mut self, now: u64) {
@@ -239,8 +256,12 @@ impl Member {
                 primary.parked.push_back(parked);
             } else if parked.operation.is_wait() {
                 self.handle_wait(now, &parked);
-            } else if let Some(parked) = self.recall_for(now, parked) {
-                self.begin(now, parked);
+            } else {
+                let free = self.recall_owned(now, parked);
+                let free = free.and_then(|parked| self.recall_for(now, parked));
+                if let Some(parked) = free {
+                    self.begin(now, parked);
+                }
             }
         }
     }
@@ -362,9 +383,11 @@ impl Member {
                     primary.waits.locks_changed(parked.operation.file());
                 }
                 // One that failed has named nothing.
-                let end = position.filter(|_| is_by_reference);
-                if let Some(end) = end {
+                if let Some(end) = position.filter(|_| is_by_reference) {
                     primary.note_named(&parked.operation, end);
+                }
+                if self.keep_listing(&parked, &outcome) {
+                    return self.confirm(now);
                 }
                 let answer = Answer {
                     outcome,
@@ -398,9 +421,7 @@ impl Member {
             Some(Executing::EndSession { session, request }) => {
                 self.session_end_recorded(now, session, request);
             }
-            Some(Executing::FreeGrant { session }) => {
-                self.grant_freed(session, is_done);
-            }
+            Some(Executing::FreeGrant { session }) => self.grant_freed(session, is_done),
             // Its completion is another one.
             Some(Executing::Resolve { .. }) => {}
             Some(Executing::ReclaimOrphans) => primary.has_orphans = outcome.count > 0,
@@ -421,6 +442,7 @@ impl Member {
             (state.is_ending, state.heard_at) = (false, now);
         } else if let Some(ended) = primary.sessions.by_number.remove(&session) {
             primary.leases.end(session);
+            primary.owners.end(session, primary.position);
             self.session_ended(session, &ended);
             self.session_closed(session, ended.client, request);
         }

@@ -13,6 +13,7 @@ use super::sessions::Sessions;
 use super::waits::Waits;
 use super::{Member, Role};
 use crate::defects::Defect;
+use crate::leases::owners::Owners;
 use crate::leases::table::Table;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
@@ -87,6 +88,8 @@ pub(super) struct Primary {
     pub quarantines: Quarantines,
     /// Leases of clients.
     pub leases: Table,
+    /// Leases of clients for writing.
+    pub owners: Owners,
     /// Counts changes that were begun: a name may lead elsewhere after each.
     pub begun: u64,
     /// Files may be left that were removed under a primary before.
@@ -236,6 +239,7 @@ impl Member {
             next_session: 0,
             quarantines: Quarantines::default(),
             leases: Table::new(self.map.epoch),
+            owners: Owners::default(),
             begun: 0,
             has_orphans: true,
             paced_below: u64::MAX,
@@ -519,6 +523,7 @@ impl Member {
         let confirmed = primary.least_tail();
         if confirmed > primary.confirmed {
             primary.confirmed = confirmed;
+            primary.owners.confirmed(confirmed);
             primary
                 .held_files
                 .retain(|_, position| *position > confirmed);

@@ -1,6 +1,7 @@
 //! State of a primary, for tests and observers.
 
 use super::{Member, Role};
+use crate::leases::owners::OwnerChange;
 
 /// Progress of a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,13 +40,22 @@ impl Member {
         }
     }
 
+    /// Files that have another owner since the last time. Local reads of other sessions show none of them.
+    pub fn owner_changes(&mut self) -> Vec<OwnerChange> {
+        self.primary()
+            .map_or_else(Vec::new, |primary| primary.owners.take_changes())
+    }
+
     /// Its progress, if it is primary by the newest map that it has received.
     pub fn view(&self) -> Option<View> {
         let Role::Serving(primary) = &self.role else {
             return None;
         };
         // Sessions stay, and so do their leases and keys: the next session replaces an unneeded one.
-        let lasting = primary.sessions.by_number.len() + self.keys.len() + primary.leases.kept();
+        let lasting = primary.sessions.by_number.len()
+            + self.keys.len()
+            + primary.leases.kept()
+            + primary.owners.kept();
         Some(View {
             position: primary.position,
             confirmed: primary.confirmed,

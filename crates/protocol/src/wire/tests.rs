@@ -4,6 +4,9 @@ use operations::{NAME_LENGTH_MAX, WriteAt};
 
 use super::*;
 use crate::group::Key;
+use crate::leases::Covers;
+use crate::leases::owners::OWNED_MAX;
+
 use crate::{Defects, Member, Options};
 
 /// A list of examples with a pattern for each: it does not compile when a variant has no row.
@@ -94,6 +97,7 @@ fn replies() -> Vec<Body> {
                 subject: true,
                 found: false,
                 listed: true,
+                owned: false,
             },
         },
     };
@@ -130,10 +134,12 @@ fn resumes() -> Vec<Body> {
         Body::Resume {
             holds: LARGE,
             replays,
+            owned: vec![5, LARGE],
         },
         Body::Resume {
             holds: 0,
             replays: Vec::new(),
+            owned: Vec::new(),
         },
     ]
 }
@@ -251,7 +257,7 @@ fn bodies() -> Vec<Body> {
         Body::Renew { .. } => [Body::Renew { inodes: vec![u64::MAX, 1] }],
         Body::Renewed { .. } => [Body::Renewed { lasts_ns: LARGE, inodes: vec![3] }],
         Body::LockTurn { .. } => [Body::LockTurn { wait: u64::MAX }],
-        Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new() }],
+        Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new(), owned: vec![LARGE, 7] }],
         Body::Holds { .. } => [
             Body::Holds { holds: vec![Held { file: FILE, count: LARGE }; 2] },
             Body::Holds { holds: Vec::new() },
@@ -416,6 +422,11 @@ fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
             "it replays more than a session may have"
         );
     }
+    let owned = [&[0; 10][..], &(OWNED_MAX as u16 + 1).to_le_bytes()].concat();
+    assert_eq!(
+        objection(39, &owned),
+        "it owns more files than a session may"
+    );
     let length = "its length is not what it says";
     for (says, has) in [
         (1, 0),
@@ -441,7 +452,7 @@ fn values_without_meaning_are_refused() {
     );
     assert_eq!(objection(37, &[0, 0, 1, 99]), "its fields cannot be read");
     assert_eq!(objection(38, &[0; 35]), "its fields cannot be read");
-    let lease = [&[0; 34][..], &[8]].concat();
+    let lease = [&[0; 34][..], &[16]].concat();
     assert_eq!(objection(38, &lease), "its lease covers nothing known");
     let refusal = [&[1, 0][..], &[0; 15]].concat();
     assert_eq!(objection(40, &refusal), "its error is unknown");

@@ -99,6 +99,34 @@ fn a_read_needs_a_permit_for_its_session_and_for_its_time() {
     assert!(reads.read(file, 0, &mut into, false).is_none());
 }
 
+#[test]
+fn a_file_that_another_session_owns_is_not_read() {
+    let (mut pool, file) = pool();
+    let reads = pool.local_reads().clone();
+    open(&mut pool, 3);
+    let owned_by = |session| {
+        let inode = file.inode;
+        reads.note_owners(&[OwnerChange { inode, session }]);
+    };
+    let mut into = [0; 100];
+    let mut read = || reads.read(file, 0, &mut into, false);
+    let before = read().expect("it has no owner");
+    owned_by(Some(SESSION + 1));
+    assert!(
+        !reads.may_answer(&before, SESSION, NOW),
+        "the owner may have answered writes since it began"
+    );
+    assert!(read().is_none());
+    owned_by(None);
+    assert!(reads.may_answer(&read().expect("it has no owner"), SESSION, NOW));
+    owned_by(Some(SESSION));
+    assert!(reads.may_answer(&read().expect("it is its own"), SESSION, NOW));
+    owned_by(Some(SESSION + 1));
+    follow(&mut pool);
+    open(&mut pool, 4);
+    assert!(read().is_some(), "owners name themselves to a new primary");
+}
+
 /// Two threads read while the pool changes its role: they get all of the data or nothing, and no change of role fails because
 /// the store is in use.
 #[test]

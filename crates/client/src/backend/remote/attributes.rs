@@ -15,6 +15,7 @@ const CAPABILITIES: &[u8] = b"security.capability";
 
 impl Remote {
     pub(in super::super) fn attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
+        self.send(inode.file)?;
         if let Some((attributes, kept)) = self
             .0
             .changed
@@ -49,6 +50,7 @@ impl Remote {
         change: &SetAttributes,
     ) -> Result<Attributes> {
         let (file, change) = (inode.file, *change);
+        self.send(file)?;
         let outcome = self.change(inode, Operation::SetAttributes { file, change })?;
         Ok(self.found(&outcome)?.1)
     }
@@ -62,6 +64,7 @@ impl Remote {
         if changed.has_no_privileges(inode.number, file.generation) {
             return Ok(());
         }
+        self.send(file)?;
         self.change(inode, Operation::DropPrivileges { file, set_id })
             .map(drop)
     }

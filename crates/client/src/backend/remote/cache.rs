@@ -361,6 +361,7 @@ impl Cache {
             subject,
             found,
             listed,
+            ..
         } = kept.covers;
         let put = |inode: u64, put: &mut dyn FnMut(&mut Contents)| {
             let mut shard = self.shard(inode).lock();
@@ -549,6 +550,7 @@ mod tests {
                 subject: true,
                 found: true,
                 listed: false,
+                owned: false,
             },
         };
         cache.end(work, Some(&outcome_of(FILE, attributes())), Some(kept));

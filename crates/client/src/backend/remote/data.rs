@@ -40,6 +40,12 @@ impl Remote {
         into: &mut [u8],
         note_read: bool,
     ) -> Result<usize> {
+        if let Some(behind) = self.0.behind.get()
+            && let Some(data) = behind.read(inode.file, offset, into.len())?
+        {
+            into.copy_from_slice(&data);
+            return Ok(data.len());
+        }
         let mut done = 0;
         loop {
             let part = (into.len() - done).min(DATA_MAX);
@@ -83,7 +89,7 @@ impl Remote {
         at: WriteAt,
         data: &[u8],
     ) -> Result<Written> {
-        self.write_parts(inode, at, data, None)
+        self.write_or_answer(inode, at, data, None)
     }
 
     pub(in super::super) fn write_dropping(
@@ -93,7 +99,42 @@ impl Remote {
         at: WriteAt,
         data: &[u8],
     ) -> Result<Written> {
-        self.write_parts(inode, at, data, Some(set_id))
+        self.write_or_answer(inode, at, data, Some(set_id))
+    }
+
+    /// Writes, or answers early and writes later.
+    fn write_or_answer(
+        &self,
+        inode: &RemoteInode,
+        at: WriteAt,
+        data: &[u8],
+        drop_privileges: Option<bool>,
+    ) -> Result<Written> {
+        let Some(behind) = self.0.behind.get() else {
+            return self.write_parts(inode, at, data, drop_privileges);
+        };
+        match behind.write(inode.file, at, data, drop_privileges)? {
+            Ok(written) => Ok(written),
+            Err(false) => self.write_parts(inode, at, data, drop_privileges),
+            Err(true) => {
+                let operation = Operation::Write {
+                    file: inode.file,
+                    at,
+                    data: Bytes::copy_from_slice(data),
+                    drop_privileges,
+                };
+                let (requests, cache) = (&self.0.requests, &self.0.cache);
+                let work = cache.begin(&operation);
+                let outcome = requests.call_owning(operation, self.0.acknowledge);
+                cache.end(work, None, None);
+                let (outcome, ownership) = outcome?;
+                let Outcome { offset, count, .. } = outcome.into_result()?;
+                let length = (count as usize).min(data.len());
+                let written = Written { offset, length };
+                behind.granted(inode.file, ownership, &written);
+                Ok(written)
+            }
+        }
     }
 
     /// Longest write of this length that the primary takes as one change.
@@ -170,6 +211,7 @@ impl Remote {
         offset: u64,
         length: u64,
     ) -> Result<()> {
+        self.send(inode.file)?;
         let operation = Operation::Fallocate {
             file: inode.file,
             mode,
@@ -198,6 +240,7 @@ impl Remote {
     }
 
     fn position(&self, operation: Operation) -> Result<Option<u64>> {
+        operation.file().map_or(Ok(()), |file| self.send(file))?;
         match self.call(operation)?.details {
             Details::Position(position) => Ok(position),
             _ => Err(invalid("a position in a file is missing")),
@@ -210,6 +253,7 @@ impl Remote {
         offset: u64,
     ) -> Result<Option<FileExtent>> {
         let file = inode.file;
+        self.send(file)?;
         match self.call(Operation::NextExtent { file, offset })?.details {
             Details::Extent(extent) => Ok(extent),
             _ => Err(invalid("an extent of a file is missing")),
@@ -223,6 +267,8 @@ impl Remote {
         (to, to_offset): (&RemoteInode, u64),
         length: u64,
     ) -> Result<u64> {
+        self.send(from.file)?;
+        self.send(to.file)?;
         let mut done = 0;
         loop {
             let outcome = self.call(Operation::CopyRange {
@@ -251,18 +297,27 @@ impl Remote {
     }
 
     pub(in super::super) fn sync(&self, inode: &RemoteInode) -> Result<()> {
+        self.sync_answered(inode)?;
         self.call(Operation::Sync { file: inode.file }).map(drop)
     }
 
     pub(in super::super) fn flush(&self, inode: &RemoteInode) -> Result<()> {
-        match self.flush_waits() {
-            true => self.sync(inode),
-            false => Ok(()),
+        match self.0.acknowledge {
+            Acknowledge::Sent => self.sync(inode),
+            Acknowledge::Primary | Acknowledge::All => {
+                let behind = self.0.behind.get();
+                behind.map_or(Ok(()), |it| it.flush(inode.file))
+            }
         }
     }
 
     /// Whether writes are acknowledged before they are executed.
     pub(crate) fn flush_waits(&self) -> bool {
-        self.0.acknowledge == Acknowledge::Sent
+        self.0.acknowledge == Acknowledge::Sent || self.0.behind.get().is_some()
+    }
+
+    /// Waits until the cluster has what was answered early of a file, and reports if something of it was lost.
+    fn sync_answered(&self, inode: &RemoteInode) -> Result<()> {
+        self.0.behind.get().map_or(Ok(()), |it| it.sync(inode.file))
     }
 }

@@ -50,10 +50,15 @@ impl Remote {
 
     /// A name that is kept, of a file that the session holds already.
     fn find_held(&self, directory: &RemoteInode, name: &[u8]) -> Option<Result<Attributes>> {
+        let sends = self.0.behind.get().map_or(0, |it| it.sends());
         let (outcome, kept) = self.0.cache.find_name(directory.file, name)?;
         let found = match outcome.into_result() {
             Ok(outcome) => {
                 let (file, attributes) = self.found(&outcome).ok()?;
+                let behind = self.0.behind.get();
+                if behind.is_some_and(|it| it.is_outdated(file, sends)) {
+                    return None;
+                }
                 if !self.0.table.refer_held(attributes.number, file) {
                     return None;
                 }

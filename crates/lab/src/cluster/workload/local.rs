@@ -1,6 +1,7 @@
 //! Reads in the primary's store that bypass the protocol, as a mount inside the primary's process makes them.
 
 use pmem::Random;
+use protocol::Defect;
 use protocol::wire::{Details, Operation, Outcome};
 
 use super::{BLOCK, BLOCKS, History, Id, Response, Time, Worker, answer, keys};
@@ -25,8 +26,13 @@ impl Worker {
         history: &mut History,
     ) -> Option<Reading> {
         let session = self.client.as_ref()?.may_read_locally()?;
+        let file = *random.pick(&self.files);
+        // What it has answered itself is read behind it.
+        if self.answering.is_unsent(file) && !self.defects.has(Defect::SkipAnswered) {
+            return None;
+        }
         let operation = Operation::Read {
-            file: *random.pick(&self.files),
+            file,
             offset: random.below(BLOCKS as usize) as u64 * BLOCK,
             length: 8,
             note_read: false,

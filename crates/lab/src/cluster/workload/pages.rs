@@ -17,6 +17,12 @@ impl Worker {
             length: 8,
             note_read: false,
         };
+        if read
+            .file()
+            .is_some_and(|file| self.answering.is_unsent(file))
+        {
+            return false;
+        }
         let asked = keys(&read, &self.wide).into_iter();
         let ids = asked.map(|(key, asked)| history.invoke(self.identity(), key, asked, now));
         let pending = Pending {

@@ -1,0 +1,391 @@
+//! Writes that are answered before the cluster has them: under leases for writing, and sent by a thread of this mount.
+//!
+//! The thread sends the writes of a file when a call or a recall waits for them, after [`SENT_AFTER`], and when there are too many.
+//! A recall is answered when nothing is left of its file.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use operations::{Acknowledge, ErrorCode, FileId, WriteAt, Written};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use protocol::Answered;
+use protocol::answered::{Found, Taken};
+use protocol::client::{Ownership, Recalled};
+
+use super::super::Result;
+use super::cache::Cache;
+use crate::{Interrupt, RequestError, Requests};
+
+/// Bytes of a mount that are answered and not sent, at most.
+const BYTES_MAX: usize = 64 << 20;
+/// Longest write that is answered early: longer ones gain nothing.
+const WRITE_MAX: usize = 64 << 10;
+/// Writes are sent after so long.
+const SENT_AFTER: Duration = Duration::from_millis(300);
+/// Bytes of a file that are sent at a time.
+const SENT_AT_ONCE: usize = 4 << 20;
+/// A file is asked for by its second write within this time.
+const AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// A file is not asked for so long after it was recalled: others use it, too.
+const SHARED_FOR: Duration = Duration::from_secs(1);
+/// Files that were not owned for so long are forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// Files that are remembered for their last write or recall, at most.
+const NOTED_MAX: usize = 4096;
+/// Interval at which a call that waits checks whether its caller was interrupted.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
+/// Receives one sentence when answered writes are lost.
+pub(crate) type Report = Box<dyn Fn(&str) + Send + Sync>;
+
+pub(crate) struct Behind {
+    requests: Arc<dyn Requests>,
+    acknowledge: Acknowledge,
+    /// Drops attributes that writes change.
+    cache: Arc<Cache>,
+    report: Report,
+    state: Mutex<State>,
+    /// There is something to send, or to answer.
+    work: Condvar,
+    /// Something was sent.
+    sent: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    answered: Answered,
+    /// Files that calls wait for, and how many.
+    wanted: HashMap<u64, (FileId, usize)>,
+    /// Recalls that wait for their files.
+    recalls: Vec<Recalled>,
+    /// When files were last written past the buffer, and last recalled.
+    noted: HashMap<u64, Noted>,
+    /// Counts files that were sent.
+    sends: u64,
+    is_ended: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Noted {
+    written: Option<Instant>,
+    recalled: Option<Instant>,
+}
+
+impl Behind {
+    /// Starts the thread. It ends with [`Behind::end`].
+    pub(super) fn start(
+        requests: Arc<dyn Requests>,
+        acknowledge: Acknowledge,
+        cache: Arc<Cache>,
+        report: Report,
+    ) -> io::Result<Arc<Behind>> {
+        let behind = Arc::new(Behind {
+            requests,
+            // A recall is answered when the primary has executed the writes.
+            acknowledge: match acknowledge {
+                Acknowledge::Sent => Acknowledge::Primary,
+                other => other,
+            },
+            cache,
+            report,
+            state: Mutex::default(),
+            work: Condvar::new(),
+            sent: Condvar::new(),
+        });
+        let thread = thread::Builder::new().name("tako-writes".into());
+        let own = behind.clone();
+        thread.spawn(move || own.run())?;
+        Ok(behind)
+    }
+
+    /// Answers a write, or returns whether the caller asks for the file with it.
+    pub(super) fn write(
+        &self,
+        file: FileId,
+        at: WriteAt,
+        data: &[u8],
+        drop_privileges: Option<bool>,
+    ) -> Result<std::result::Result<Written, bool>> {
+        let is_short = data.len() <= WRITE_MAX && file.generation != FileId::ANY_GENERATION;
+        let mut state = self.state.lock();
+        if let WriteAt::Offset(offset) = at
+            && is_short
+            && !state.wanted.contains_key(&file.inode)
+        {
+            while state.answered.bytes() + data.len() > BYTES_MAX {
+                self.work.notify_one();
+                self.wait(&mut state)?;
+            }
+            let (now, before) = (self.requests.now_ns(), state.answered.oldest());
+            if state
+                .answered
+                .write(now, file, offset, data, drop_privileges)
+            {
+                if before.is_none() || state.answered.bytes() > BYTES_MAX / 2 {
+                    self.work.notify_one();
+                }
+                let length = data.len();
+                return Ok(Ok(Written { offset, length }));
+            }
+        }
+        drop(self.wait_for(state, file)?);
+        Ok(Err(is_short && self.asks_for(file)))
+    }
+
+    /// Whether a file is used by this mount, not by others, so that it is worth a lease.
+    fn asks_for(&self, file: FileId) -> bool {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        if state.noted.len() > NOTED_MAX {
+            state.noted.clear();
+        }
+        let noted = state.noted.entry(file.inode).or_default();
+        let is_within = |at: Option<Instant>, time| at.is_some_and(|at| now < at + time);
+        let is_again = is_within(noted.written, AGAIN_WITHIN);
+        noted.written = Some(now);
+        is_again && !is_within(noted.recalled, SHARED_FOR)
+    }
+
+    /// A write of a file was executed.
+    pub(super) fn granted(&self, file: FileId, ownership: Option<Ownership>, written: &Written) {
+        if let Some(ownership) = ownership {
+            let end = written.offset + written.length as u64;
+            self.state.lock().answered.granted(file, ownership, end);
+        }
+    }
+
+    /// Data of a read, if all of it is here. Otherwise waits until nothing of it is only here.
+    pub(super) fn read(&self, file: FileId, offset: u64, length: usize) -> Result<Option<Vec<u8>>> {
+        let state = self.state.lock();
+        let now = self.requests.now_ns();
+        match state.answered.read(now, file, offset, length) {
+            Found::Elsewhere => Ok(None),
+            Found::Here(data) => Ok(Some(data)),
+            Found::Unsent => self.wait_for(state, file).map(|_| None),
+        }
+    }
+
+    /// Waits until the cluster has the writes of a file.
+    pub(super) fn send(&self, file: FileId) -> Result<()> {
+        self.wait_for(self.state.lock(), file).map(drop)
+    }
+
+    /// The same, and fails if answered writes of the file were lost since the last time.
+    pub(super) fn sync(&self, file: FileId) -> Result<()> {
+        let mut state = self.wait_for(self.state.lock(), file)?;
+        match state.answered.take_error(file) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for a close, which may be one of several.
+    pub(super) fn flush(&self, file: FileId) -> Result<()> {
+        let mut state = self.wait_for(self.state.lock(), file)?;
+        match state.answered.report_error(file) {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// An open file has ended.
+    pub(super) fn released(&self, file: FileId) {
+        self.state.lock().answered.released(file);
+    }
+
+    /// Number of files that were sent so far.
+    pub(super) fn sends(&self) -> u64 {
+        self.state.lock().sends
+    }
+
+    /// Whether attributes of a file that were requested after so many had been sent may lack answered writes.
+    pub(super) fn is_outdated(&self, file: FileId, sends: u64) -> bool {
+        let state = self.state.lock();
+        state.answered.is_unsent(file) || state.sends != sends && state.answered.knows(file)
+    }
+
+    fn wait_for<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        file: FileId,
+    ) -> Result<MutexGuard<'a, State>> {
+        if !state.answered.is_unsent(file) {
+            return Ok(state);
+        }
+        state.wanted.entry(file.inode).or_insert((file, 0)).1 += 1;
+        self.work.notify_one();
+        let mut result = Ok(());
+        while state.answered.is_unsent(file) && result.is_ok() {
+            result = self.wait(&mut state);
+        }
+        if let Some((_, count)) = state.wanted.get_mut(&file.inode) {
+            *count -= 1;
+            if *count == 0 {
+                state.wanted.remove(&file.inode);
+            }
+        }
+        result.map(|()| state)
+    }
+
+    /// Waits until something was sent.
+    fn wait(&self, state: &mut MutexGuard<'_, State>) -> Result<()> {
+        if Interrupt::current().is_some_and(|it| it.is_interrupted()) {
+            return Err(RequestError::Interrupted.into());
+        }
+        if state.is_ended {
+            return Err(RequestError::Ended("the mount has ended".to_owned()).into());
+        }
+        self.sent.wait_for(state, CHECK_EVERY);
+        Ok(())
+    }
+
+    /// The lease of a file is recalled: no more writes of it are answered.
+    pub(super) fn close(&self, recalled: &Recalled) {
+        let mut state = self.state.lock();
+        if state.answered.recalled(recalled.inode).is_some() {
+            let noted = state.noted.entry(recalled.inode).or_default();
+            noted.recalled = Some(Instant::now());
+        }
+    }
+
+    /// Answers a recall, when its file was sent.
+    pub(super) fn answer(&self, recalled: Recalled) {
+        let mut state = self.state.lock();
+        match state.answered.recalled(recalled.inode).is_some() {
+            true => {
+                state.recalls.push(recalled);
+                self.work.notify_one();
+            }
+            false => {
+                drop(state);
+                self.requests.invalidated(recalled);
+            }
+        }
+    }
+
+    /// The same from where nothing may wait.
+    pub(super) fn answer_later(&self, recalled: Recalled) {
+        self.state.lock().recalls.push(recalled);
+        self.work.notify_one();
+    }
+
+    /// Waits until the cluster has everything.
+    pub(super) fn send_all(&self) -> Result<()> {
+        let files = self.state.lock().answered.due(None);
+        files.into_iter().try_for_each(|file| self.send(file))
+    }
+
+    /// Sends what is left. The thread ends, and every later write is executed by the cluster.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_ended = true;
+        self.work.notify_one();
+        self.sent.notify_all();
+    }
+
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let now = self.requests.now_ns();
+            let old = now.saturating_sub(FORGOTTEN_AFTER.as_nanos() as u64);
+            state.answered.forget_ended(old);
+            let files = state.take(now);
+            let State {
+                recalls, answered, ..
+            } = &mut *state;
+            let is_clean = |it: &mut Recalled| answered.unsent(it.inode).is_none();
+            let clean: Vec<Recalled> = recalls.extract_if(.., is_clean).collect();
+            if files.is_empty() && clean.is_empty() {
+                if state.is_ended {
+                    return;
+                }
+                let after = SENT_AFTER.as_nanos() as u64;
+                let due = state.answered.oldest().map(|at| (at + after).max(now));
+                let pause = due.map_or(FORGOTTEN_AFTER, |due| Duration::from_nanos(due - now));
+                self.work.wait_for(&mut state, pause);
+                continue;
+            }
+            MutexGuard::unlocked(&mut state, || {
+                for recalled in clean {
+                    self.requests.invalidated(recalled);
+                }
+            });
+            for (file, taken) in files {
+                let result = MutexGuard::unlocked(&mut state, || self.send_taken(&taken));
+                self.note_sent(&mut state, file, &taken, result);
+            }
+        }
+    }
+
+    /// Has writes executed, several at a time. Returns the newest lease, or the first error.
+    fn send_taken(&self, taken: &Taken) -> std::result::Result<Option<Ownership>, ErrorCode> {
+        let (writes, session) = (taken.writes.clone(), taken.session);
+        // All writes are to one file.
+        let work = writes.first().map(|write| self.cache.begin(write));
+        let outcomes = self.requests.call_all_in(session, writes, self.acknowledge);
+        work.into_iter()
+            .for_each(|work| self.cache.end(work, None, None));
+        let mut newest: Option<Ownership> = None;
+        for outcome in outcomes {
+            // Of a request without an answer nothing is known.
+            let (outcome, ownership) = outcome.map_err(|_| ErrorCode::SessionEnded)?;
+            outcome.into_result()?;
+            newest = match (newest, ownership) {
+                (Some(one), Some(other)) if one.number > other.number => Some(one),
+                (one, other) => other.or(one),
+            };
+        }
+        Ok(newest)
+    }
+
+    fn note_sent(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        file: FileId,
+        taken: &Taken,
+        result: std::result::Result<Option<Ownership>, ErrorCode>,
+    ) {
+        state.sends += 1;
+        state.answered.sent(file, result.as_ref().err().copied());
+        match result {
+            Ok(Some(ownership)) => state.answered.granted(file, ownership, 0),
+            Ok(None) => {}
+            Err(error) => {
+                let lost = match error {
+                    ErrorCode::SessionEnded => state.answered.session_over(taken.session),
+                    _ => Vec::new(),
+                };
+                let count = 1 + lost.iter().filter(|it| **it != file).count();
+                (self.report)(&format!(
+                    "{count} files have lost writes that were answered early: {error}; their next fsync or close reports it"
+                ));
+            }
+        }
+        self.sent.notify_all();
+    }
+}
+
+impl State {
+    /// The writes to send now: of files that are waited for first.
+    fn take(&mut self, now: u64) -> Vec<(FileId, Taken)> {
+        let wanted = self.wanted.values().map(|(file, _)| *file);
+        let answered = &mut self.answered;
+        let recalled = self.recalls.iter();
+        let recalled = recalled.filter_map(|it| answered.unsent(it.inode));
+        let mut files: Vec<FileId> = recalled.collect();
+        files.extend(wanted);
+        if files.is_empty() {
+            let before = now.saturating_sub(SENT_AFTER.as_nanos() as u64);
+            let has_many = answered.bytes() > BYTES_MAX / 2 || self.is_ended;
+            files = answered.due((!has_many).then_some(before));
+        }
+        let unique: HashSet<FileId> = files.iter().copied().collect();
+        let taken = unique.into_iter();
+        taken
+            .filter_map(|file| Some((file, answered.take(file, SENT_AT_ONCE)?)))
+            .collect()
+    }
+}

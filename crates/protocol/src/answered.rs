@@ -1,0 +1,401 @@
+//! Writes that a client has answered under leases for writing, and not sent yet.
+//!
+//! ```text
+//!   write ──► pieces ──► being sent ──► the primary has them
+//!     │         └─────────┴── reads see both
+//!     └─ without a lease: the file is sent first, and then the write itself
+//! ```
+//! Its user sends the writes that [`Answered::take`] returns, in the session that owns the file, and reports the result. It
+//! answers a recall when nothing is left of the file.
+
+mod pieces;
+
+use std::collections::BTreeMap;
+
+use operations::{Bytes, ErrorCode, FileId, Operation, WriteAt};
+
+use crate::client::Ownership;
+use crate::defects::{Defect, Defects};
+use pieces::Pieces;
+
+/// Writes of a file to be sent in a session.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The session that owns the file.
+    pub session: u64,
+    /// They do not overlap: their order does not matter.
+    pub writes: Vec<Operation>,
+}
+
+/// How a read is executed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found {
+    /// By the primary: nothing of it is only here.
+    Elsewhere,
+    /// All of it is here.
+    Here(Vec<u8>),
+    /// By the primary, when the file was sent.
+    Unsent,
+}
+
+/// What a client knows of a file that its session owns.
+struct File {
+    file: FileId,
+    ownership: Ownership,
+    /// No more writes are answered: the lease is recalled.
+    is_closed: bool,
+    /// The primary has a file that is this long at least.
+    length: u64,
+    pieces: Pieces,
+    sending: Pieces,
+    /// When the oldest piece was written that is not being sent.
+    since: u64,
+    drop_privileges: Option<bool>,
+    /// Why writes were lost.
+    error: Option<ErrorCode>,
+    /// A close has reported it.
+    is_reported: bool,
+}
+
+/// Answered writes by file.
+#[derive(Default)]
+pub struct Answered {
+    /// By inode.
+    files: BTreeMap<u64, File>,
+    /// Bytes of all writes.
+    bytes: usize,
+    defects: Defects,
+}
+
+impl Answered {
+    /// Breaks a rule, as tests do.
+    pub fn with_defects(defects: Defects) -> Answered {
+        Answered {
+            defects,
+            ..Answered::default()
+        }
+    }
+
+    /// The session owns a file, by the answer to a write that ended at this offset.
+    pub fn granted(&mut self, file: FileId, ownership: Ownership, end: u64) {
+        if self
+            .files
+            .get(&file.inode)
+            .is_some_and(|it| it.file != file)
+        {
+            self.forget(file);
+        }
+        let known = self.files.entry(file.inode).or_insert_with(|| File {
+            file,
+            ownership,
+            is_closed: false,
+            length: end,
+            pieces: Pieces::default(),
+            sending: Pieces::default(),
+            since: 0,
+            drop_privileges: None,
+            error: None,
+            is_reported: false,
+        });
+        if known.file != file {
+            return;
+        }
+        if known.ownership.session == ownership.session {
+            known.length = known.length.max(end);
+        } else {
+            known.length = end;
+        }
+        if known.ownership.number < ownership.number {
+            known.is_closed = false;
+            known.ownership = ownership;
+        }
+    }
+
+    /// Answers a write, if the session owns the file. Otherwise it is sent, after what is left of the file.
+    pub fn write(
+        &mut self,
+        now: u64,
+        file: FileId,
+        offset: u64,
+        data: &[u8],
+        drop_privileges: Option<bool>,
+    ) -> bool {
+        let is_late = self.defects.has(Defect::AnswerAfterLease);
+        let known = self.files.get_mut(&file.inode);
+        let Some(known) = known.filter(|it| it.file == file) else {
+            return false;
+        };
+        let owns = !known.is_closed && now < known.ownership.until;
+        let is_sound = known.error.is_none() && offset.checked_add(data.len() as u64).is_some();
+        if !(owns || is_late) || !is_sound {
+            return false;
+        }
+        if known.pieces.is_empty() {
+            known.since = now;
+        }
+        let before = known.pieces.bytes();
+        known.pieces.put(offset, data);
+        self.bytes = self.bytes + known.pieces.bytes() - before;
+        known.drop_privileges = match (known.drop_privileges, drop_privileges) {
+            (Some(one), Some(other)) => Some(one || other),
+            (one, other) => one.or(other),
+        };
+        true
+    }
+
+    /// Where the data of a read is.
+    pub fn read(&self, now: u64, file: FileId, offset: u64, length: usize) -> Found {
+        let Some(known) = self.files.get(&file.inode) else {
+            return Found::Elsewhere;
+        };
+        if self.defects.has(Defect::SkipAnswered) {
+            return Found::Elsewhere;
+        }
+        let end = offset.saturating_add(length as u64);
+        let whole = known.pieces.get(offset, length);
+        // Later, the session may have ended, and what it answered is lost.
+        let is_owned = now < known.ownership.until;
+        if let Some(data) = whole.filter(|_| is_owned) {
+            return Found::Here(data);
+        }
+        // What was written behind the end of the file makes it longer.
+        let grows = known.end() > known.length && end > known.length;
+        let touches = known.pieces.touches(offset, end) || known.sending.touches(offset, end);
+        match grows || touches {
+            true => Found::Unsent,
+            false => Found::Elsewhere,
+        }
+    }
+
+    /// Whether a file has writes that the primary may not have.
+    pub fn is_unsent(&self, file: FileId) -> bool {
+        let known = self.files.get(&file.inode);
+        known.is_some_and(File::is_unsent)
+    }
+
+    /// Takes writes of a file to be sent, of about so many bytes, unless some are being sent already. [`Answered::sent`] has to
+    /// follow.
+    pub fn take(&mut self, file: FileId, most: usize) -> Option<Taken> {
+        let known = self.files.get_mut(&file.inode)?;
+        if !known.sending.is_empty() || known.pieces.is_empty() {
+            return None;
+        }
+        known.sending = known.pieces.take(most);
+        let (file, drop_privileges) = (known.file, known.drop_privileges);
+        let write = |(offset, data): (u64, &[u8])| Operation::Write {
+            file,
+            at: WriteAt::Offset(offset),
+            data: Bytes::copy_from_slice(data),
+            drop_privileges,
+        };
+        Some(Taken {
+            session: known.ownership.session,
+            writes: known.sending.iter().map(write).collect(),
+        })
+    }
+
+    /// The writes that were taken of a file have ended: with the first error, if there was one. They are not sent again.
+    pub fn sent(&mut self, file: FileId, error: Option<ErrorCode>) {
+        let again = self.defects.has(Defect::FlushInNextSession);
+        let Some(known) = self.files.get_mut(&file.inode) else {
+            return;
+        };
+        self.bytes -= known.sending.bytes();
+        let sent = std::mem::take(&mut known.sending);
+        if again && error == Some(ErrorCode::SessionEnded) {
+            self.bytes -= known.pieces.bytes();
+            let newer = std::mem::replace(&mut known.pieces, sent);
+            newer
+                .iter()
+                .for_each(|(at, data)| known.pieces.put(at, data));
+            self.bytes += known.pieces.bytes();
+            return;
+        }
+        known.length = known.length.max(sent.end());
+        known.error = known.error.or(error);
+    }
+
+    /// The lease of an inode is recalled: writes to it are not answered any more. Returns the file, if something of it is left.
+    pub fn recalled(&mut self, inode: u64) -> Option<FileId> {
+        let drops = self.defects.has(Defect::DropAnswered);
+        let known = self.files.get_mut(&inode)?;
+        known.is_closed = true;
+        if drops {
+            self.bytes -= known.pieces.bytes();
+            known.pieces = Pieces::default();
+        }
+        known.is_unsent().then_some(known.file)
+    }
+
+    /// The file of an inode, if the primary may not have all its writes.
+    pub fn unsent(&self, inode: u64) -> Option<FileId> {
+        let known = self.files.get(&inode).filter(|it| it.is_unsent());
+        known.map(|it| it.file)
+    }
+
+    /// The session has ended. Returns the files of which something is lost: the next fsync of each reports it.
+    pub fn session_over(&mut self, session: u64) -> Vec<FileId> {
+        if self.defects.has(Defect::FlushInNextSession) {
+            return Vec::new();
+        }
+        let mut lost = Vec::new();
+        let own = self.files.values_mut();
+        for known in own.filter(|it| it.ownership.session == session) {
+            known.is_closed = true;
+            if known.is_unsent() {
+                self.bytes -= known.pieces.bytes();
+                known.pieces = Pieces::default();
+                known.error = known.error.or(Some(ErrorCode::SessionEnded));
+                lost.push(known.file);
+            }
+        }
+        lost
+    }
+
+    /// Why a write to the file was lost after it was answered, for a close. It is kept: the close may be one of several, of a
+    /// program that was started with the file open.
+    pub fn report_error(&mut self, file: FileId) -> Option<ErrorCode> {
+        let known = self.files.get_mut(&file.inode)?;
+        known.is_reported = known.error.is_some();
+        known.error
+    }
+
+    /// An open file has ended: what its close has reported is over.
+    pub fn released(&mut self, file: FileId) {
+        if let Some(known) = self.files.get_mut(&file.inode)
+            && std::mem::take(&mut known.is_reported)
+        {
+            known.error = None;
+        }
+    }
+
+    /// The same for fsync. It is reported once.
+    pub fn take_error(&mut self, file: FileId) -> Option<ErrorCode> {
+        self.files.get_mut(&file.inode)?.error.take()
+    }
+
+    /// Files with writes that are this old, or all if none are given. Those being sent are not among them.
+    pub fn due(&self, before: Option<u64>) -> Vec<FileId> {
+        let due = self.files.values().filter(|it| {
+            let is_old = before.is_none_or(|before| it.since <= before);
+            !it.pieces.is_empty() && it.sending.is_empty() && is_old
+        });
+        due.map(|it| it.file).collect()
+    }
+
+    /// When the oldest write was answered that is not being sent.
+    pub fn oldest(&self) -> Option<u64> {
+        let unsent = self.files.values().filter(|it| !it.pieces.is_empty());
+        unsent.map(|it| it.since).min()
+    }
+
+    /// Forgets a file of which nothing is left, and an error that was not reported.
+    pub fn forget(&mut self, file: FileId) {
+        if !self.is_unsent(file) {
+            self.files.remove(&file.inode);
+        }
+    }
+
+    /// Forgets files that were not owned any more before this time, and of which nothing is left.
+    pub fn forget_ended(&mut self, before: u64) {
+        self.files
+            .retain(|_, it| it.is_unsent() || it.error.is_some() || before < it.ownership.until);
+    }
+
+    /// Whether the session owns or owned a file.
+    pub fn knows(&self, file: FileId) -> bool {
+        self.files.contains_key(&file.inode)
+    }
+
+    /// Bytes of all writes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl File {
+    fn is_unsent(&self) -> bool {
+        !self.pieces.is_empty() || !self.sending.is_empty()
+    }
+
+    /// End of the last write.
+    fn end(&self) -> u64 {
+        self.pieces.end().max(self.sending.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId {
+        unit: 0,
+        inode: 5,
+        generation: 1,
+    };
+
+    fn owned(number: u64, until: u64) -> Ownership {
+        Ownership {
+            session: 3,
+            number: (1, number),
+            until,
+        }
+    }
+
+    #[test]
+    fn writes_are_answered_while_the_file_is_owned() {
+        let mut answered = Answered::default();
+        assert!(!answered.write(1, FILE, 0, b"no lease", None));
+        answered.granted(FILE, owned(7, 100), 8);
+        assert!(answered.write(1, FILE, 8, b"abcd", Some(false)));
+        assert!(answered.write(2, FILE, 10, b"CDEF", Some(true)));
+        assert!(!answered.write(100, FILE, 0, b"late", None));
+        assert_eq!(
+            answered.read(5, FILE, 8, 6),
+            Found::Here(b"abCDEF".to_vec())
+        );
+        assert_eq!(answered.read(5, FILE, 0, 9), Found::Unsent);
+        assert_eq!(answered.read(5, FILE, 0, 8), Found::Elsewhere);
+        assert_eq!(
+            (answered.due(Some(0)), answered.due(Some(1))),
+            (vec![], vec![FILE])
+        );
+        let taken = answered.take(FILE, usize::MAX).expect("there are writes");
+        let write = Operation::Write {
+            file: FILE,
+            at: WriteAt::Offset(8),
+            data: Bytes::from_static(b"abCDEF"),
+            drop_privileges: Some(true),
+        };
+        assert_eq!((taken.session, &taken.writes[..]), (3, &[write][..]));
+        // While they are sent, others are answered, and reads wait.
+        assert!(
+            answered.write(3, FILE, 8, b"x", None) && answered.take(FILE, usize::MAX).is_none()
+        );
+        assert_eq!(answered.read(5, FILE, 8, 2), Found::Unsent);
+        answered.sent(FILE, None);
+        assert_eq!(answered.read(5, FILE, 10, 4), Found::Elsewhere);
+        assert_eq!(answered.recalled(5), Some(FILE));
+        assert!(!answered.write(4, FILE, 0, b"recalled", None));
+        answered.take(FILE, usize::MAX).expect("there is a write");
+        answered.sent(FILE, Some(ErrorCode::NoSpace));
+        assert_eq!(answered.recalled(5), None);
+        assert_eq!(answered.take_error(FILE), Some(ErrorCode::NoSpace));
+        assert_eq!(answered.take_error(FILE), None);
+        answered.granted(FILE, owned(9, 200), 0);
+        assert!(answered.write(5, FILE, 0, b"owned again", None));
+    }
+
+    #[test]
+    fn writes_of_an_ended_session_are_lost_and_reported() {
+        let mut answered = Answered::default();
+        answered.granted(FILE, owned(7, 100), 0);
+        assert!(answered.write(1, FILE, 0, b"lost", None));
+        assert_eq!(answered.session_over(4), []);
+        assert_eq!(answered.session_over(3), [FILE]);
+        assert!(!answered.is_unsent(FILE) && answered.bytes() == 0);
+        assert_eq!(answered.take_error(FILE), Some(ErrorCode::SessionEnded));
+        answered.forget_ended(100);
+        assert!(answered.files.is_empty());
+    }
+}
