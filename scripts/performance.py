@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs" / "performance" / "tables.md"
 PLOTS = ROOT / "docs" / "plots"
 # The groups of `tako bench` that have a table of their own.
 APART = ["through the mount", "cluster", "fabric"]
-HEAD = ["", "Tako", "limit", "which is", "ratio", "at least"]
+HEAD = ["", "Tako", "limit", "limit is", "ratio", "at least"]
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "/s": 1.0, "k/s": 1e3, "M/s": 1e6, "G/s": 1e9}
 
 
@@ -32,7 +32,7 @@ def fail(message):
 def cells(line, head):
     """A row's six cells. Numbers end where their head ends, names begin where theirs begins."""
     tako, limit = head.index("Tako") + 4, head.index("limit") + 5
-    which, ratio = head.index("which is"), head.index("ratio") + 5
+    which, ratio = head.index("limit is"), head.index("ratio") + 5
     # Names that belong to the one above are set in further.
     name, _, value = line[2:tako].rstrip().rpartition("  ")
     return [name.rstrip(), value.strip(), line[tako:limit].strip(), line[which : ratio - 5].strip(),

@@ -41,7 +41,7 @@ pub const WORKLOADS: [Workload; 11] = [
         measure: |bench, name| operations(bench, name, 2.0, |place| read(bench, place)),
     },
     Workload {
-        name: "cluster: stat, not cached",
+        name: "cluster: stat, STATX_FORCE_SYNC",
         measure: |bench, name| operations(bench, name, 2.0, |place| stat(bench, place)),
     },
     Workload {
@@ -175,7 +175,7 @@ fn reads_of_two(bench: &Bench) -> Result<Vec<Row>, Error> {
 }
 
 fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
-    let file = place.open("looked-at", OFlags::empty())?;
+    let file = place.open("examined", OFlags::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     Ok(mean(bench, move || {
         let basic = StatxFlags::BASIC_STATS;

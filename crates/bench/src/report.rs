@@ -146,7 +146,7 @@ impl Report {
     /// the ratios.
     pub fn to_table(&self, with_bars: bool) -> String {
         let last = if with_bars { "at least" } else { "" };
-        let head = ["", "Tako", "limit", "which is", "ratio", last].map(str::to_owned);
+        let head = ["", "Tako", "limit", "limit is", "ratio", last].map(str::to_owned);
         let cells: Vec<_> = self.rows.iter().map(|row| row.cells(with_bars)).collect();
         let width = |column: usize| {
             let all = cells.iter().chain([&head]);
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn the_table_aligns_and_judges() {
         let expected = "
-                    Tako      limit  which is      ratio  at least
+                    Tako      limit  limit is      ratio  at least
 data: Tako calls, tmpfs system calls
   small write    1.50 µs     750 ns  tmpfs pwrite   0.50  0.80 MISSED
   large write  8.04 GB/s  10.0 GB/s  memcpy         0.80  0.60 met

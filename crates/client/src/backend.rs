@@ -4,7 +4,6 @@
 //! [`Embedded`] works on a pool of this process, [`Remote`] on a cluster.
 
 mod copy;
-mod counted;
 mod embedded;
 mod remote;
 
@@ -16,7 +15,6 @@ use store::{
 };
 
 use crate::Cause;
-pub(crate) use counted::{Counted, Counts};
 pub(crate) use embedded::{Embedded, EmbeddedInode};
 pub(crate) use remote::{Remote, RemoteInode, Waiting};
 

@@ -1,12 +1,11 @@
 //! An open file.
 
 use std::io::{IoSlice, IoSliceMut, SeekFrom};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use store::{Attributes, Fallocate, FileExtent, SetAttributes, WriteAt, Written};
 
-use crate::backend::{Counted, Inode};
+use crate::backend::{Backend, Inode};
 use crate::{Cause, Error, OpenFlags};
 
 /// An open file: it keeps its inode alive, and gives it back when dropped.
@@ -14,24 +13,20 @@ use crate::{Cause, Error, OpenFlags};
 /// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
 /// to it, as POSIX asks.
 pub struct File {
-    backend: Arc<Counted>,
+    backend: Backend,
     inode: Inode,
     flags: OpenFlags,
     position: Mutex<u64>,
 }
 
 impl File {
-    pub(crate) fn open(
-        backend: Arc<Counted>,
-        inode: Inode,
-        flags: OpenFlags,
-    ) -> Result<File, Cause> {
+    pub(crate) fn open(backend: Backend, inode: Inode, flags: OpenFlags) -> Result<File, Cause> {
         backend.hold(&inode)?;
         Ok(File::held(backend, inode, flags))
     }
 
     /// Takes over a hold of the inode.
-    pub(crate) fn held(backend: Arc<Counted>, inode: Inode, flags: OpenFlags) -> File {
+    pub(crate) fn held(backend: Backend, inode: Inode, flags: OpenFlags) -> File {
         File {
             backend,
             inode,

@@ -10,7 +10,7 @@ use store::{
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
-use crate::backend::{Backend, Counts, Embedded, Inode, Remote};
+use crate::backend::{Backend, Embedded, Inode, Remote};
 use crate::leases::Recall;
 use crate::locks::LockTable;
 use crate::{Cause, Error, File, LockUser, OpenFlags, Requests};
@@ -22,7 +22,6 @@ pub const ROOT: u64 = store::ROOT;
 #[derive(Clone)]
 pub struct FileSystem {
     backend: Backend,
-    counts: Counts,
     locks: Arc<LockTable>,
 }
 
@@ -123,7 +122,6 @@ impl FileSystem {
 
     fn over(backend: Backend) -> FileSystem {
         FileSystem {
-            counts: Counts::new(&backend),
             backend,
             locks: Arc::default(),
         }
@@ -512,7 +510,7 @@ impl FileSystem {
         flags: OpenFlags,
     ) -> Result<(File, Attributes), Cause> {
         let (node, attributes) = self.backend.create_held(directory, name, new)?;
-        Ok((File::held(self.counts.count(), node, flags), attributes))
+        Ok((File::held(self.backend.clone(), node, flags), attributes))
     }
 
     pub(crate) fn open_unnamed_in(
@@ -528,7 +526,7 @@ impl FileSystem {
         let node = self
             .backend
             .create_unnamed(directory, new, !flags.exclusive)?;
-        Ok(File::held(self.counts.count(), node, flags))
+        Ok(File::held(self.backend.clone(), node, flags))
     }
 
     /// Opens a file that was there before.
@@ -550,7 +548,7 @@ impl FileSystem {
             }
         }
         check_flags(attributes.flags, flags)?;
-        let file = File::open(self.counts.count(), node, flags)?;
+        let file = File::open(self.backend.clone(), node, flags)?;
         if flags.truncate {
             file.cut(0)?;
         }

@@ -33,7 +33,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pmem::{Kind, Region};
+use pmem::Region;
 pub use xdp::{Mode, Modes, Shape};
 
 pub use self::route::interface_towards;
@@ -314,18 +314,8 @@ impl Device for Ethernet {
         part: Range<u64>,
         access: Access,
     ) -> Result<Registration, Error> {
-        let refused = |reason| Error::Memory {
-            provider: Provider::Ethernet,
-            memory: format!("{region:?}"),
-            reason,
-        };
-        if region.kind() == Kind::Simulated {
-            return Err(refused(
-                "simulated memory has no network; use a file or memory",
-            ));
-        }
-        let registered = self.shared.table.insert(region, part, access);
-        registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
+        let table = &self.shared.table;
+        table.register(Provider::Ethernet, region, part, access)
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {

@@ -6,9 +6,9 @@ use std::ops::{BitOr, Range};
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
-use pmem::Region;
+use pmem::{Kind, Region};
 
-use crate::{EndpointId, Failure};
+use crate::{EndpointId, Error, Failure, Provider};
 
 /// Access of peers to registered memory. The owner always has full access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -283,6 +283,31 @@ pub struct Table {
 const SLOT_BITS: u32 = 16;
 
 impl Table {
+    /// Registers a part of a region for a transport that sends it through the kernel.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the memory is simulated, or the table is full.
+    pub fn register(
+        &self,
+        provider: Provider,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
+        let refused = |reason| Error::Memory {
+            provider,
+            memory: format!("{region:?}"),
+            reason,
+        };
+        if region.kind() == Kind::Simulated {
+            return Err(refused(
+                "the kernel cannot reach simulated memory; use a file or memory",
+            ));
+        }
+        let registered = self.insert(region, part, access);
+        registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
+    }
+
     /// Registers a part of a region: 2^16 at a time at most.
     pub fn insert(
         &self,

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pmem::{Kind, Region};
+use pmem::Region;
 
 use self::transport::TcpTransport;
 use crate::time::FOREVER;
@@ -186,18 +186,8 @@ impl Device for Tcp {
         part: Range<u64>,
         access: Access,
     ) -> Result<Registration, Error> {
-        let refused = |reason| Error::Memory {
-            provider: Provider::Tcp,
-            memory: format!("{region:?}"),
-            reason,
-        };
-        if region.kind() == Kind::Simulated {
-            return Err(refused(
-                "the kernel cannot reach simulated memory; use a file or memory",
-            ));
-        }
-        let registered = self.common.table.insert(region, part, access);
-        registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
+        let table = &self.common.table;
+        table.register(Provider::Tcp, region, part, access)
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {

@@ -19,7 +19,6 @@ mod barrier;
 pub mod checksum;
 mod copies;
 mod error;
-mod lend;
 mod lines;
 mod mapping;
 mod marks;
@@ -35,7 +34,6 @@ mod watched;
 
 pub use copies::copied_bytes;
 pub use error::Error;
-pub use lend::{Lender, Loan};
 pub use lines::{Line, Lines};
 pub use random::Random;
 pub use region::{Access, Kind, Region, Survival};

@@ -78,33 +78,25 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// `count` words from one on.
     #[inline]
-    fn words(self, word: usize, count: usize) -> impl Fn(usize) -> &'a AtomicU64 {
-        assert!(
-            word <= WORDS && count <= WORDS - word,
-            "words of a line that are not there"
-        );
-        let start = self.start.wrapping_add(word * 8);
-        move |index| {
-            debug_assert!(index < count);
-            // SAFETY: the range was checked: the line when it was asked for, its words just now. Mappings do not become
-            // shorter, and the lines, which this is borrowed from, keep theirs. As in `Mapping::word`, the reference
-            // lives for one operation and is to an atomic.
-            unsafe { AtomicU64::from_ptr(start.wrapping_add(index * 8).cast()) }
-        }
+    fn word(self, word: usize) -> &'a AtomicU64 {
+        assert!(word < WORDS, "a line has no word {word}");
+        // SAFETY: the range was checked: the line when it was asked for, its word just now. Mappings do not become shorter, and
+        // the lines, which this is borrowed from, keep theirs. As in `Mapping::word`, the reference lives for one operation
+        // and is to an atomic.
+        unsafe { AtomicU64::from_ptr(self.start.wrapping_add(word * 8).cast()) }
     }
 
     /// A word; nothing after it is read earlier (acquire).
     #[inline]
     pub fn load(self, word: usize) -> u64 {
-        self.words(word, 1)(0).load(Ordering::Acquire)
+        self.word(word).load(Ordering::Acquire)
     }
 
     /// Stores a word; nothing before it is seen later (release).
     #[inline]
     pub fn store(self, word: usize, value: u64) {
-        self.words(word, 1)(0).store(value, Ordering::Release);
+        self.word(word).store(value, Ordering::Release);
     }
 
     /// Hints that it will be stored to soon.
@@ -117,35 +109,6 @@ impl<'a> Line<'a> {
     #[inline]
     pub fn prefetch(self) {
         persist::prefetch(self.start);
-    }
-
-    /// Stores bytes from a word on, in whole words: the last one is filled up with zeros.
-    #[inline]
-    pub fn write(self, word: usize, bytes: &[u8]) {
-        let words = self.words(word, bytes.len().div_ceil(8));
-        let (whole, rest) = bytes.as_chunks::<8>();
-        for (index, bytes) in whole.iter().enumerate() {
-            words(index).store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
-        }
-        if !rest.is_empty() {
-            let mut last = [0; 8];
-            for (to, from) in last.iter_mut().zip(rest) {
-                *to = *from;
-            }
-            words(whole.len()).store(u64::from_ne_bytes(last), Ordering::Relaxed);
-        }
-    }
-
-    /// Copies another line, from its second word on, to the beginning of this one, in the widest pieces that every
-    /// processor has: a reader that soon loads such pieces does not wait for narrower stores. The last word is
-    /// unchanged.
-    #[inline]
-    pub fn copy_all_but_first(self, from: Line<'_>) {
-        assert!(self.start != from.start, "a line is copied to itself");
-        // SAFETY: both are whole lines that stay mapped, as in `words`, and not the same one, so that they do not meet. Others
-        // may store to either meanwhile: of plain words every mixture is valid, as in `Mapping::read`.
-        unsafe { persist::copy(self.start, from.start.add(8).cast_const(), LINE - 16) };
-        self.store(WORDS - 2, from.load(WORDS - 1));
     }
 }
 
@@ -161,33 +124,8 @@ mod tests {
         assert_eq!((lines.load(1, 7), region.load(128 + 120)), (9, 9));
         lines.line(1).prefetch_to_store();
         lines.line(1).prefetch();
-        for length in 0..=48 {
-            region.write(128, &[0xff; 64]);
-            let bytes: Vec<u8> = (1..=length).collect();
-            lines.line(0).write(2, &bytes);
-            let mut expected = [0xff; 64];
-            expected[16..16 + bytes.len().next_multiple_of(8)].fill(0);
-            expected[16..16 + bytes.len()].copy_from_slice(&bytes);
-            let mut line = [0; 64];
-            region.read(128, &mut line);
-            assert_eq!(line, expected);
-            lines.store(1, 7, 9);
-            lines.line(1).copy_all_but_first(lines.line(0));
-            let mut copy = [0; 64];
-            region.read(192, &mut copy);
-            assert_eq!((&copy[..56], lines.load(1, 7)), (&expected[8..], 9));
-        }
-        for word in 0..7 {
-            lines.store(1, word + 1, word as u64 * 0x0101_0101_0101_0101);
-        }
-        lines.line(0).copy_all_but_first(lines.line(1));
-        for word in 0..7 {
-            assert_eq!(lines.load(0, word), word as u64 * 0x0101_0101_0101_0101);
-            assert_eq!(lines.load(1, word + 1), word as u64 * 0x0101_0101_0101_0101);
-        }
-        lines.store(1, 7, 9);
-        type Operation = fn(&super::Lines);
-        let outside: [Operation; 6] = [
+        type Access = fn(&super::Lines);
+        let outside: [Access; 4] = [
             |lines| lines.line(2).prefetch_to_store(),
             |lines| lines.store(2, 0, 1),
             |lines| {
@@ -196,11 +134,9 @@ mod tests {
             |lines| {
                 lines.load(usize::MAX, usize::MAX);
             },
-            |lines| lines.line(1).write(7, &[0; 9]),
-            |lines| lines.line(0).copy_all_but_first(lines.line(0)),
         ];
-        for operation in outside {
-            let act = std::panic::AssertUnwindSafe(|| operation(&lines));
+        for access in outside {
+            let act = std::panic::AssertUnwindSafe(|| access(&lines));
             assert!(std::panic::catch_unwind(act).is_err());
         }
         let beyond = std::panic::AssertUnwindSafe(|| region.lines(4096 - 64, 2));

@@ -61,7 +61,7 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
         for (side, mount) in mounts.tako.iter().enumerate() {
             let sleeps = Quantity::new(measured.median(side, SLEEPS), "times");
             rows.push(Row::new(
-                &named("  the server goes to sleep", mount),
+                &named("  context switches of the server, per write", mount),
                 sleeps,
             ));
         }

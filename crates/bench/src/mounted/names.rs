@@ -56,7 +56,7 @@ pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         }))
     })?;
     let measured = interleave(bench.scale.rounds, sides)?;
-    let title = format!("{name}, asked");
+    let title = format!("{name}, STATX_FORCE_SYNC");
     rows.extend(beside_null(&measured, mounts, MEAN, &title, 4.0));
     Ok(rows)
 }

@@ -1,8 +1,10 @@
 //! Messages that have come, and the buffers they are in.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use pmem::{LINE, Lender, Loan};
+use pmem::LINE;
 
 use super::endpoint::Endpoint;
 use super::{Options, Queue};
@@ -17,8 +19,22 @@ pub struct Message {
     pub immediate: Option<u32>,
     offset: u64,
     length: u32,
-    /// The memory for messages, under the message's *ticket*: dropping it is reported by a store.
-    memory: Loan<Registration>,
+    ticket: u32,
+    shared: Arc<Shared>,
+}
+
+/// What messages share with their queue, which may end before them.
+struct Shared {
+    memory: Registration,
+    /// Whether there is a message, by ticket. Only the queue sets it, only dropping the message clears it.
+    is_held: Box<[AtomicBool]>,
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        // Release: the message has been read before its buffer is used again.
+        self.shared.is_held[self.ticket as usize].store(false, Ordering::Release);
+    }
 }
 
 impl Message {
@@ -38,13 +54,13 @@ impl Message {
             "offset {offset} and {} bytes are outside of {self:?}",
             into.len()
         );
-        let region = self.memory.region();
+        let region = self.shared.memory.region();
         region.read(self.offset + u64::from(offset), into);
     }
 
     /// Appends all of it to `into`.
     pub fn append_to(&self, into: &mut Vec<u8>) {
-        let region = self.memory.region();
+        let region = self.shared.memory.region();
         region.append_to(self.offset, self.length as usize, into);
     }
 
@@ -57,7 +73,7 @@ impl Message {
 
     /// It, to be named in a request; nothing if it has no data.
     pub fn piece(&self) -> Option<Piece<'_>> {
-        (self.length > 0).then(|| self.memory.piece(self.offset, self.length))
+        (self.length > 0).then(|| self.shared.memory.piece(self.offset, self.length))
     }
 }
 
@@ -78,7 +94,7 @@ const LOOKS: usize = 16;
 /// The messages that can exist at once. Each is known by its *ticket*: the index of its buffer in the memory, and
 /// beyond these a separate number if it has none.
 pub struct Tickets {
-    memory: Lender<Registration>,
+    shared: Arc<Shared>,
     /// Number of buffers, including those for groups.
     buffers: u32,
     group_buffers: u32,
@@ -101,8 +117,9 @@ struct HeldMessage {
 impl Tickets {
     /// For as many messages at once as there are buffers, and as many without.
     pub fn new(memory: Registration, buffers: u32, group_buffers: u32) -> Tickets {
+        let is_held = (0..buffers * 2).map(|_| AtomicBool::new(false)).collect();
         Tickets {
-            memory: Lender::new(memory, buffers * 2),
+            shared: Arc::new(Shared { memory, is_held }),
             buffers,
             group_buffers,
             bare: (buffers..buffers * 2).rev().collect(),
@@ -135,7 +152,7 @@ impl Tickets {
     #[inline]
     fn piece(&self, buffer: Supply, bytes: u64) -> Piece<'_> {
         let offset = bytes * u64::from(self.ticket(buffer));
-        self.memory.piece(offset, bytes as u32)
+        self.shared.memory.piece(offset, bytes as u32)
     }
 
     /// Number to examine to find all dropped ones.
@@ -155,7 +172,7 @@ impl Tickets {
                 self.next = 0;
                 continue;
             };
-            if !self.memory.is_lent(held.ticket) {
+            if !self.shared.is_held[held.ticket as usize].load(Ordering::Acquire) {
                 self.held.swap_remove(self.next);
                 if held.ticket >= self.buffers {
                     self.give_back(held.ticket, held.origin);
@@ -242,6 +259,8 @@ impl Queue {
             return self.take_back(origin, arrival.map(|arrival| arrival.buffer));
         };
         self.tickets.held.push(HeldMessage { ticket, origin });
+        let shared = self.tickets.shared.clone();
+        shared.is_held[ticket as usize].store(true, Ordering::Relaxed);
         let (offset, length) = match arrival {
             Some(arrival) => {
                 let start = self.buffer_bytes * u64::from(ticket);
@@ -254,7 +273,8 @@ impl Queue {
             immediate,
             offset,
             length,
-            memory: self.tickets.memory.lend(ticket),
+            ticket,
+            shared,
         }));
     }
 

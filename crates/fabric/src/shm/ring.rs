@@ -5,16 +5,14 @@
 //!                     whether it has joined
 //!  line 1             stored by the receiver: whether it has closed
 //!  lines 2..          headers, one line for each message of the window
-//!                      0         8                                  56          64
-//!                      ┌─────────┬───────────────────────────────────┬───────────┐
-//!                      │ header  │ data of up to 48 bytes            │ immediate │
-//!                      └─────────┴───────────────────────────────────┴───────────┘
-//!                     without an immediate, data of up to 56 bytes
-//!  then               for each message of the window: room for longer data, an odd number of lines
+//!                      0         8           16                                64
+//!                      ┌─────────┬───────────┬─────────────────────────────────┐
+//!                      │ header  │ immediate │ unused                          │
+//!                      └─────────┴───────────┴─────────────────────────────────┘
+//!  then               for each message of the window: room for data, an odd number of lines
 //! ```
 //! Message `n` has the slot `n % window`. Its header word, with `n + 1` as its tag, is stored last, with release: a
-//! thread that loads it with acquire sees all of the message. A short message is one line, which is transferred at
-//! once.
+//! thread that loads it with acquire sees all of the message.
 //!
 //! **Only a header can look like one**, so nothing has to be cleared: headers have separate lines, where data is never
 //! in the first word, and the old header has a tag that is less by `window`. (Tags wrap after 2^32 messages, which is
@@ -43,17 +41,7 @@ const RECEIVER_CLOSED: (usize, usize) = (1, 0);
 /// The line of the first header, and the words of a header's line.
 const HEADERS: usize = 2;
 const HEADER: usize = 0;
-const SHORT: usize = 1;
-const IMMEDIATE: usize = 7;
-/// Bytes of data that fit into the line of the header at most.
-const SHORT_MAX: usize = LINE - SHORT * 8;
-
-/// The longest data that is in the line of the header, in bytes.
-#[inline]
-fn short_bytes(immediate: bool) -> u32 {
-    let end = if immediate { IMMEDIATE } else { LINE / 8 };
-    (end - SHORT) as u32 * 8
-}
+const IMMEDIATE: usize = 1;
 
 /// The sender gets the lines of headers so many messages before it stores to them.
 const AHEAD: u32 = 4;
@@ -98,9 +86,6 @@ impl RingLayout {
     }
 
     fn stride(self) -> u64 {
-        if self.message_bytes <= short_bytes(true) {
-            return 0;
-        }
         let lines = u64::from(self.message_bytes).div_ceil(LINE as u64);
         (lines | 1) * LINE as u64
     }
@@ -109,7 +94,7 @@ impl RingLayout {
         self.data(self.window)
     }
 
-    /// Where the data of a long message is.
+    /// Where the data of a message is.
     fn data(self, slot: u32) -> u64 {
         (self.head() * LINE) as u64 + u64::from(slot) * self.stride()
     }
@@ -161,14 +146,6 @@ pub struct Arrived {
     pub header: Header,
     /// The 32 bits beside it.
     pub immediate: Option<u32>,
-}
-
-/// Memory that messages are copied to.
-pub struct Target {
-    /// Memory that contains it.
-    pub region: Region,
-    /// Its lines, if it has some.
-    pub lines: Option<Lines>,
 }
 
 impl Incoming {
@@ -232,29 +209,11 @@ impl Incoming {
         Ok(Some(Arrived { header, immediate }))
     }
 
-    /// Copies the message's data out, to `room` bytes at `offset`: at least as many as the message has. `arrived` is
-    /// what [`Incoming::peek`] gave last.
+    /// Copies the message's data out, to `offset`. `arrived` is what [`Incoming::peek`] gave last.
     #[inline]
-    pub fn copy_out(&self, arrived: &Arrived, into: &Target, offset: u64, room: u32) {
-        let length = arrived.header.length;
-        if length > short_bytes(arrived.header.immediate) {
-            let from = self.layout.data(self.cursor.slot);
-            into.region
-                .copy_from(offset, &self.memory, from, length as usize);
-            return;
-        }
-        if let Some(lines) = &into.lines
-            && offset.is_multiple_of(LINE as u64)
-            && room as usize >= SHORT_MAX
-        {
-            // The greatest number, whatever the length: those beyond are not shown.
-            let line = lines.line(offset as usize / LINE);
-            line.copy_all_but_first(self.line());
-        } else {
-            let from = (HEADERS + self.cursor.slot as usize) * LINE + SHORT * 8;
-            into.region
-                .copy_from(offset, &self.memory, from as u64, length as usize);
-        }
+    pub fn copy_out(&self, arrived: &Arrived, into: &Region, offset: u64) {
+        let (from, length) = (self.layout.data(self.cursor.slot), arrived.header.length);
+        into.copy_from(offset, &self.memory, from, length as usize);
     }
 
     /// Fetches the headers of so many messages that will be taken next.
@@ -395,15 +354,8 @@ impl Outgoing {
             return Err(Failure::Violation);
         }
         let (slot, length) = (self.cursor.slot, length as u32);
-        let number = HEADERS + slot as usize;
-        let line = self.head.line(number);
-        match *from {
-            _ if length > short_bytes(immediate.is_some()) => {
-                store(from, &self.memory, self.layout.data(slot))
-            }
-            Source::Inline(bytes) => line.write(SHORT, bytes),
-            Source::Pieces(_) => store(from, &self.memory, (number * LINE + SHORT * 8) as u64),
-        }
+        let line = self.head.line(HEADERS + slot as usize);
+        store(from, &self.memory, self.layout.data(slot));
         if let Some(immediate) = immediate {
             line.store(IMMEDIATE, immediate.into());
         }
@@ -482,17 +434,12 @@ mod tests {
     fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>)> {
         let arrived = incoming.peek().unwrap()?;
         let region = Region::memory(8192, false).unwrap();
-        // By words, and where there is no room for whole ones.
         let length = arrived.header.length;
-        let (offset, room) = [(64, 4096), (64, length), (33, length)][length as usize % 3];
-        let into = Target {
-            lines: region.lines(0, 8192 / LINE),
-            region,
-        };
-        incoming.copy_out(&arrived, &into, offset, room);
+        let offset = [64, 33][length as usize % 2];
+        incoming.copy_out(&arrived, &region, offset);
         incoming.advance();
         let mut bytes = vec![0; length as usize];
-        into.region.read(offset, &mut bytes);
+        region.read(offset, &mut bytes);
         Some((bytes, arrived.immediate))
     }
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use pmem::LINE;
+use pmem::Region;
 
 use super::doorbell::Doorbell;
 use super::endpoint::{self, Endpoint, Returned};
-use super::ring::{Arrived, Incoming, RingLayout, Target};
+use super::ring::{Arrived, Incoming, RingLayout};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::queue::KEPT;
@@ -457,7 +457,7 @@ struct Supplies {
     /// By number.
     places: Vec<BufferLocation>,
     /// The memory that they are in: not many, and mostly one.
-    memory: Vec<(Key, Target)>,
+    memory: Vec<(Key, Region)>,
 }
 
 /// Where a buffer is.
@@ -489,9 +489,7 @@ impl Supplies {
     #[cold]
     fn add_memory(&mut self, registration: &Registration) -> usize {
         let region = registration.region().clone();
-        let lines = region.lines(0, region.length() as usize / LINE);
-        let target = Target { region, lines };
-        self.memory.push((registration.key(), target));
+        self.memory.push((registration.key(), region));
         self.memory.len() - 1
     }
 
@@ -506,8 +504,7 @@ impl Supplies {
         }
         self.free.pop();
         let (_, into) = &self.memory[place.memory as usize];
-        let (offset, room) = (place.offset, place.length);
-        peer.incoming.copy_out(arrived, into, offset, room);
+        peer.incoming.copy_out(arrived, into, place.offset);
         Some(Supply::Endpoint(number))
     }
 }

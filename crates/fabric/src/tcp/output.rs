@@ -16,8 +16,6 @@ use crate::{Access, Failure, Key, Piece, Registration, Table};
 const BATCH: usize = 32;
 /// Pieces of memory that go out with one system call, at most.
 const SOURCES: usize = 64;
-/// Inline data of up to so many bytes is sent in one piece with its headers.
-const SHORT_BYTES: usize = 192;
 /// Greatest number of bytes of one system call. During it the kernel copies, but often sends nothing: acknowledgements
 /// of the other side are processed when the call ends. With a much smaller value there are more calls than pieces.
 const CALL_BYTES: usize = 512 << 10;
@@ -337,9 +335,6 @@ impl Output {
         table: &Table,
         expected: u64,
     ) -> io::Result<Sent> {
-        if let Some(sent) = self.transmit_short(connection, expected)? {
-            return Ok(sent);
-        }
         let mut turn = 0;
         while !self.is_idle() {
             // No key is withdrawn between its check and the kernel's copy.
@@ -368,73 +363,6 @@ impl Output {
             }
         }
         Ok(Sent::All)
-    }
-
-    /// Sends the rest if that is one short frame with inline data, the most common: it is assembled in one buffer, and
-    /// no region is looked up.
-    fn transmit_short(
-        &mut self,
-        connection: BorrowedFd<'_>,
-        expected: u64,
-    ) -> io::Result<Option<Sent>> {
-        let is_alone = self.next + 1 == self.frames.len() && self.credit.is_none();
-        if !is_alone || self.begun || !self.carry.is_empty() || self.closing {
-            return Ok(None);
-        }
-        let outgoing = &self.frames[self.next];
-        let data = match &outgoing.data {
-            Data::None => Some(&[][..]),
-            Data::Value(start) => self.value_in_one(*start, outgoing.frame.length),
-            Data::Parts(_) | Data::Memory { .. } => None,
-        };
-        let Some(data) = data.filter(|data| data.len() <= SHORT_BYTES) else {
-            return Ok(None);
-        };
-        let frame = Frame {
-            number: match outgoing.frame.kind.is_numbered() {
-                true => self.first + self.next as u64,
-                false => 0,
-            },
-            acknowledged: expected,
-            ..outgoing.frame
-        };
-        let heads = Heads::of(&frame);
-        let heads = heads.as_bytes();
-        let mut bytes: SmallVec<[u8; HEADS_BYTES + SHORT_BYTES]> = SmallVec::new();
-        bytes.extend_from_slice(heads);
-        bytes.extend_from_slice(data);
-        let taken = match socket::send(connection, &[Source::Bytes(&bytes)]) {
-            Ok(taken) => taken,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(Sent::Full)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let left = bytes.len() - taken;
-        Ok(Some(self.advance_short(heads, taken, left)))
-    }
-
-    /// So many bytes of a short frame have gone, and so many not.
-    fn advance_short(&mut self, heads: &[u8], taken: usize, left: usize) -> Sent {
-        self.due = Due::No;
-        if left == 0 {
-            self.next += 1;
-            return Sent::All;
-        }
-        self.begun = true;
-        let gone = taken.min(heads.len());
-        self.carry.extend_from_slice(&heads[gone..]);
-        self.done = (taken - gone) as u64;
-        Sent::Full
-    }
-
-    /// Inline data, if it is contiguous.
-    fn value_in_one(&self, start: u64, length: u32) -> Option<&[u8]> {
-        let from = (start - self.values_first) as usize;
-        let (front, back) = self.values.as_slices();
-        match from.checked_sub(front.len()) {
-            Some(from) => back.get(from..from + length as usize),
-            None => front.get(from..from + length as usize),
-        }
     }
 
     /// The heads of what may go next.
@@ -709,13 +637,9 @@ mod tests {
         };
         output.push(frame, data);
         if taken > 0 {
-            let heads = Heads::of(&Frame {
-                acknowledged: 3,
-                ..frame
-            });
-            let whole = heads.length + 15;
-            let sent = output.advance_short(heads.as_bytes(), taken, whole - taken);
-            assert_eq!(sent == Sent::All, taken == whole);
+            let batch = output.batch(&Table::default().hold(), 3);
+            output.advance(taken as u64, &batch);
+            output.batch = batch;
         }
         let (near, mut far) = UnixStream::pair().unwrap();
         let sent = output.transmit(near.as_fd(), &Table::default(), 3).unwrap();
@@ -727,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_frame_goes_on_where_the_connection_took_no_more() {
+    fn a_frame_continues_where_the_connection_took_no_more() {
         let all = rest_after(0);
         assert_eq!(all.len(), frame::HEAD_BYTES + 15);
         assert!(all.ends_with(b"a short message"));
