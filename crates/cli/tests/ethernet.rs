@@ -65,6 +65,13 @@ impl Mounted {
         file.sync_all().expect("it is synced");
     }
 
+    /// Removes a file's data from the kernel's cache.
+    fn forget(&self, name: &str) {
+        let file = File::open(self.directory.join(name)).expect("it is there");
+        let advice = rustix::fs::Advice::DontNeed;
+        rustix::fs::fadvise(&file, 0, None, advice).expect("it is a file");
+    }
+
     fn verify(&self, name: &str, seed: usize) {
         let found = std::fs::read(self.directory.join(name)).expect("it is there");
         assert!(found == bytes(seed), "{name}");
@@ -139,7 +146,7 @@ fn reported(status: &Value, name: &str) -> u64 {
 }
 
 #[test]
-fn long_writes_are_received_in_the_pool_itself() {
+fn long_writes_are_received_in_the_pool_itself_and_long_reads_in_the_reader() {
     let mut cluster = Cluster::start(
         1,
         Hosts::with_cable(),
@@ -163,6 +170,15 @@ fn long_writes_are_received_in_the_pool_itself() {
         now >= before + FRAMES / 2
     });
     mount.write("placed", 3);
+    drop(mount);
+    let mount = Mounted::new(&cluster, "reading", options);
+    cluster.wait("most of a file is read in place", |status| {
+        let before = reported(status, "fetched");
+        mount.forget("placed");
+        mount.verify("placed", 3);
+        let now = reported(&cluster.status().expect("it serves"), "fetched");
+        now >= before + FRAMES / 2
+    });
     drop(mount);
     let mount = Mounted::new(&cluster, "again", ",transport=tcp");
     mount.verify("sent", 1);

@@ -21,7 +21,7 @@ use parking_lot::{Condvar, Mutex};
 use pmem::{LINE, Region};
 
 use crate::time::deadline;
-use crate::{Access, Device, Error, Piece, RegionDescriptor, Registration};
+use crate::{Access, Device, Error, Piece, ReadMemory, RegionDescriptor, Registration};
 
 /// Bytes of a block's descriptor area.
 pub const DESCRIPTOR_BYTES: u32 = 64;
@@ -56,6 +56,7 @@ pub struct Pool(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     registration: Registration,
+    _memory: Option<ReadMemory>,
     classes: Vec<Class>,
     /// Where each class begins in the memory; one more than there are classes.
     starts: Vec<u64>,
@@ -84,6 +85,26 @@ impl Pool {
     /// # Panics
     /// Without classes, or if their sizes do not increase.
     pub fn new(device: &dyn Device, classes: &[Class], access: Access) -> Result<Pool, Error> {
+        Pool::over(device, classes, access, |_| None)
+    }
+
+    /// The same for data of this side's requests, in memory that the transport receives reads in without a copy, if there is some.
+    ///
+    /// # Errors
+    /// # Panics
+    /// As [`Pool::new`].
+    pub fn for_reads(device: &dyn Device, classes: &[Class]) -> Result<Pool, Error> {
+        Pool::over(device, classes, Access::LOCAL, |bytes| {
+            device.read_memory(bytes)
+        })
+    }
+
+    fn over(
+        device: &dyn Device,
+        classes: &[Class],
+        access: Access,
+        memory: impl FnOnce(u64) -> Option<ReadMemory>,
+    ) -> Result<Pool, Error> {
         let increase = classes.windows(2).all(|pair| pair[0].bytes < pair[1].bytes);
         assert!(
             !classes.is_empty() && increase,
@@ -94,8 +115,14 @@ impl Pool {
             let last = starts[starts.len() - 1];
             starts.push(last + block_bytes(class.bytes) * u64::from(class.count));
         }
-        let region = Region::memory(starts[classes.len()].max(1), false)?;
-        let registration = device.register(&region, access)?;
+        let bytes = starts[classes.len()].max(1);
+        let memory = memory(bytes);
+        let (region, start) = match &memory {
+            Some(memory) => (memory.region.clone(), memory.start),
+            None => (Region::memory(bytes, false)?, 0),
+        };
+        starts.iter_mut().for_each(|it| *it += start);
+        let registration = device.register_part(&region, start..start + bytes, access)?;
         let mut free = Vec::new();
         let mut first = 0;
         for class in classes {
@@ -105,6 +132,7 @@ impl Pool {
         let waiting = vec![VecDeque::new(); classes.len()];
         Ok(Pool(Arc::new(Inner {
             registration,
+            _memory: memory,
             classes: classes.to_vec(),
             starts,
             users: (0..first).map(|_| AtomicU32::new(0)).collect(),

@@ -14,6 +14,8 @@
 #[cfg(test)]
 mod document;
 mod faulty;
+mod fetch;
+mod frames;
 mod input;
 mod link;
 mod local;
@@ -41,11 +43,13 @@ use self::shared::Shared;
 use self::transport::EthernetTransport;
 use crate::{
     Access, Capabilities, Copies, Device, Error, Multicast, Order, Placement, Proof, Proves,
-    Provider, Registration, Transport,
+    Provider, ReadMemory, Registration, Transport,
 };
 
 /// Bytes of the longest one-sided transfer.
 const TRANSFER_MAX: u32 = 1 << 30;
+/// Memory for reads behind a pool: the buffers that a client has for transfers fit into it.
+const READ_BYTES: u64 = 10 << 20;
 /// Bytes of the longest message.
 const MESSAGE_MAX: u32 = 1 << 20;
 
@@ -100,13 +104,13 @@ impl EthernetOptions {
         Shared::frame_memory(self)
     }
 
-    /// Lets long writes of peers be received in a pool, or only those of this side in pools of peers. Data comes by a queue of the
-    /// interface of its own.
+    /// Lets long writes of peers be received in a pool, or only those of this side in pools of peers; and long reads of this side in
+    /// memory behind it. Data comes by a queue of the interface of its own.
     ///
     /// # Errors
     /// Those of [`Region::with_memory_behind`] and [`Region::memory`].
     pub fn place(&mut self, pool: Option<&Region>, queue: u32) -> Result<(), pmem::Error> {
-        let bytes = self.frame_memory();
+        let bytes = READ_BYTES + self.frame_memory();
         let region = match pool {
             Some(pool) => pool.with_memory_behind(bytes)?,
             None => Region::memory(bytes, false)?,
@@ -117,6 +121,7 @@ impl EthernetOptions {
             region,
             queue,
             shape,
+            read_bytes: READ_BYTES,
         });
         Ok(())
     }
@@ -131,6 +136,8 @@ pub struct PlacedPool {
     pub queue: u32,
     /// How blocks are cut into frames; the same on both sides.
     pub shape: Shape,
+    /// Bytes in front of the memory for frames that long reads are received in ([`Device::read_memory`]).
+    pub read_bytes: u64,
 }
 
 /// Faults injected into received frames, each per thousand.
@@ -177,6 +184,8 @@ pub struct EthernetCounters {
     pub placed: u64,
     /// Frames of these.
     pub placed_frames: u64,
+    /// Frames of reads that were sent to be placed.
+    pub fetched_frames: u64,
     /// Messages to groups that were dropped for want of a buffer.
     pub unbuffered: u64,
 }
@@ -191,6 +200,7 @@ struct Counts {
     refused: AtomicU64,
     placed: AtomicU64,
     placed_frames: AtomicU64,
+    fetched_frames: AtomicU64,
     unbuffered: AtomicU64,
 }
 
@@ -257,6 +267,7 @@ impl Ethernet {
             refused: read(&counts.refused),
             placed: read(&counts.placed),
             placed_frames: read(&counts.placed_frames),
+            fetched_frames: read(&counts.fetched_frames),
             unbuffered: read(&counts.unbuffered),
         }
     }
@@ -264,8 +275,13 @@ impl Ethernet {
 
 fn capabilities(shared: &Shared) -> Capabilities {
     let group_head = wire::HEADER_BYTES + size_of::<wire::Group>();
-    // Two into the frame, two out of it, and those of the kernel on both sides.
+    // One into the frame, two out of it, those of the kernel on both sides, and into the packet.
     let copies = 4 + 2 * shared.mode.copies();
+    // Into the frame, and those of the kernel: blocks of a pool are received in place.
+    let placed = match shared.placement {
+        Some(_) => copies - 3,
+        None => copies,
+    };
     Capabilities {
         provider: Provider::Ethernet,
         message_bytes: MESSAGE_MAX,
@@ -288,13 +304,8 @@ fn capabilities(shared: &Shared) -> Capabilities {
         revocation: Proves::Key,
         copies: Copies {
             message: copies,
-            // Into the frame, and those of the kernel: blocks of a pool are received in place.
-            write: if shared.placement.is_some() {
-                copies - 3
-            } else {
-                copies
-            },
-            read: copies,
+            write: placed,
+            read: placed,
         },
         completed_write: Placement::Visible,
         passive_target: false,
@@ -330,6 +341,14 @@ impl Device for Ethernet {
 
     fn placed_frames(&self) -> u64 {
         self.counters().placed_frames
+    }
+
+    fn fetched_frames(&self) -> u64 {
+        self.counters().fetched_frames
+    }
+
+    fn read_memory(&self, bytes: u64) -> Option<ReadMemory> {
+        self.shared.read_memory(bytes)
     }
 
     fn open(&self) -> Result<Box<dyn Transport>, Error> {

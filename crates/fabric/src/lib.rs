@@ -48,8 +48,8 @@ pub use registration::{
     Table, TableGuard,
 };
 pub use transport::{
-    Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, Report, Request, Role,
-    Supply, Transport,
+    Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, ReadMemory, Report,
+    Request, Role, Supply, Transport,
 };
 pub use work::{Completion, EndpointId, Event, GroupId, Refusal, Source, Work, WorkRequest, WrId};
 

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pmem::Region;
@@ -12,6 +13,17 @@ use crate::{
     Access, Capabilities, EndpointId, Error, Failure, GroupId, Piece, Proof, RegionDescriptor,
     Registration, Remote, RemoteRegion, Source, Work,
 };
+
+/// Part of a region, for one owner until this is dropped.
+#[derive(Debug)]
+pub struct ReadMemory {
+    /// The region.
+    pub region: Region,
+    /// Where the part begins.
+    pub start: u64,
+    /// Shows the transport that there is an owner.
+    pub owner: Arc<()>,
+}
 
 /// A transport as a process has it, once. Its threads open a [`Transport`] each.
 pub trait Device: Send + Sync {
@@ -41,9 +53,19 @@ pub trait Device: Send + Sync {
     /// proof comes once no peer can access the memory by it any more: ask again until then.
     fn revoke(&self, registration: &Registration) -> Option<Proof>;
 
-    /// Frames of peers' writes that were received where they belong, without a copy by this process.
+    /// Frames of peers' writes and of own reads that were received where they belong, without a copy by this process.
     fn placed_frames(&self) -> u64 {
         0
+    }
+
+    /// Frames of reads that were sent to peers which receive them where they belong.
+    fn fetched_frames(&self) -> u64 {
+        0
+    }
+
+    /// Memory in which data of reads is received without a copy by this process, if there is as much, and no other owner.
+    fn read_memory(&self, _bytes: u64) -> Option<ReadMemory> {
+        None
     }
 
     /// Opens the resources of one thread.

@@ -108,6 +108,13 @@ impl Lane {
             .store(first.wrapping_add(count), Ordering::SeqCst);
     }
 
+    /// So many more frames of the same source are taken after those that are expected.
+    pub fn extend(&self, count: u32) {
+        let end = self.word(END_AT).load(Ordering::Relaxed);
+        self.word(END_AT)
+            .store(end.wrapping_add(count), Ordering::SeqCst);
+    }
+
     /// No frame is taken from now on.
     pub fn close(&self) {
         let expected = self.expected();

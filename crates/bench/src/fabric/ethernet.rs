@@ -1,6 +1,6 @@
 //! The transport over Ethernet frames beside TCP and beside frames alone, each over a veth pair between two network namespaces. Both
-//! sides spin. Blocks of writes travel in packets, which the receiver copies, or are placed: with headers that overlay each other, or
-//! that the XDP program strips.
+//! sides spin. Blocks travel in packets, which the receiver copies, or are placed: with headers that overlay each other, or that the
+//! XDP program strips.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,7 +25,7 @@ use crate::setup::Bench;
 
 const INTERFACE: &str = "bench0";
 const LENGTH: u64 = 1 << 20;
-/// Peers reach the memory behind the first block: a header may overlay the bytes before a block.
+/// Transfers use the memory behind the first block: a header may overlay the bytes before a block.
 const BLOCK: u64 = 4096;
 /// Data that is placed comes by the second one.
 const QUEUES: &str = "numrxqueues 2 numtxqueues 2";
@@ -149,6 +149,7 @@ impl Joined {
     fn transfer(&mut self, count: u64, size: usize, reads: bool) -> Result<Vec<f64>, Error> {
         let place = TransferMemory {
             near: &self.near,
+            near_at: BLOCK,
             remote: self.remote,
             size,
             reads,
@@ -162,6 +163,17 @@ impl Joined {
             Ok(start.elapsed().as_nanos() as f64)
         })?;
         Ok(vec![took / count as f64])
+    }
+
+    /// How often the two sides' processes copy a byte of a transfer into frames and registered memory. Bytes that are read to be
+    /// checked are not counted.
+    fn copies(&mut self, size: usize, reads: bool) -> Result<Quantity, Error> {
+        const COUNT: u64 = 4;
+        let before = pmem::copied_bytes();
+        self.transfer(COUNT, size, reads)?;
+        let copied = pmem::copied_bytes() - before;
+        let value = copied as f64 / (COUNT * size as u64) as f64;
+        Ok(Quantity::new(value, "copies"))
     }
 }
 
@@ -188,6 +200,7 @@ fn over_ethernet(
             region: region.clone(),
             queue: 1,
             shape,
+            read_bytes: 0,
         });
         Ok((Box::new(Ethernet::open(options)?), region))
     }
@@ -303,6 +316,7 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         ));
         for (size, what, reads) in [
             (4 << 10, "read, 4 KiB", true),
+            (LENGTH as usize, "read, 1 MiB", true),
             (4 << 10, "write, 4 KiB", false),
             (LENGTH as usize, "write, 1 MiB", false),
         ] {
@@ -310,35 +324,26 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
             let measured = ways.transfers(bench, transfers, size, reads)?;
             let title = format!("{name} {what}, {how}");
             rows.push(row(&measured, (0, 1), &title, LIMIT, None));
-            for (number, (shape, ..)) in ways.placed.iter().enumerate() {
+            let bar = match (reads, size as u64) {
+                (true, BLOCK) => Some(1.0 / 1.25),
+                (false, LENGTH) => Some(bar),
+                _ => None,
+            };
+            if reads {
+                let (title, copies) = (
+                    format!("{title}, in packets"),
+                    ways.packets.copies(size, reads)?,
+                );
+                rows.push(row(&measured, (0, 3), &title, "frames alone", bar));
+                rows.push(Row::new(&title, copies));
+            }
+            for (number, (shape, joined, _)) in ways.placed.iter_mut().enumerate() {
                 let (placed, raw) = (2 + 2 * number, 3 + 2 * number);
+                let title = format!("{title}, {shape}");
                 let limit = format!("frames alone, {shape}");
-                if reads {
-                    let bar = Some(1.0 / 1.25);
-                    rows.push(row(
-                        &measured,
-                        (0, raw),
-                        &format!("{title}, in packets"),
-                        &limit,
-                        bar,
-                    ));
-                    continue;
-                }
-                let bar = (size as u64 == LENGTH).then_some(bar);
-                rows.push(row(
-                    &measured,
-                    (placed, raw),
-                    &format!("{title}, {shape}"),
-                    &limit,
-                    bar,
-                ));
-                rows.push(row(
-                    &measured,
-                    (placed, 0),
-                    &format!("{title}, {shape}"),
-                    "in packets",
-                    None,
-                ));
+                rows.push(row(&measured, (placed, raw), &title, &limit, bar));
+                rows.push(row(&measured, (placed, 0), &title, "in packets", None));
+                rows.push(Row::new(&title, joined.copies(size, reads)?));
             }
         }
     }

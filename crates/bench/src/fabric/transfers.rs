@@ -30,6 +30,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         let (mut random, mut same) = (Random::new(3), Random::new(3));
         let place = TransferMemory {
             near: &near,
+            near_at: 0,
             remote,
             size,
             reads,
@@ -103,6 +104,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         let count = if size == MIB { 20 } else { 200 };
         let place = TransferMemory {
             near: &near,
+            near_at: 0,
             remote,
             size,
             reads,
@@ -148,6 +150,8 @@ fn title(name: &str, size: usize, reads: bool) -> String {
 
 pub struct TransferMemory<'a> {
     pub near: &'a Registration,
+    /// Where in it.
+    pub near_at: u64,
     pub remote: RemoteRegion,
     pub size: usize,
     pub reads: bool,
@@ -160,7 +164,7 @@ pub fn carry_out(
     place: &TransferMemory<'_>,
     offset: u64,
 ) -> Result<(), Error> {
-    let pieces = [place.near.piece(0, place.size as u32)];
+    let pieces = [place.near.piece(place.near_at, place.size as u32)];
     let at = place.remote.at(offset);
     let operation = match place.reads {
         true => Work::Read {

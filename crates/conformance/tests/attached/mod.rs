@@ -168,7 +168,7 @@ fn forged(from: [u8; 6], to: [u8; 6], endpoint: u32, kind: u8) -> Vec<u8> {
     frame[6..12].copy_from_slice(&from);
     frame[12..14].copy_from_slice(&[0x80, 0x01]);
     frame[14..16].copy_from_slice(&[0, 1]);
-    frame[16..18].copy_from_slice(&[1, kind]);
+    frame[16..18].copy_from_slice(&[2, kind]);
     frame[24..28].copy_from_slice(&endpoint.to_le_bytes());
     // Packets that are not repeated have the highest bit of their number set.
     if kind >= 16 {
@@ -203,9 +203,11 @@ fn forged_packets_change_nothing() {
     let mut port = Port::open(&interface, &memory, &layout).unwrap();
     let mut socket = port.socket(64).unwrap();
     let endpoint = pair.to_near.0;
-    for (number, kind) in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 20]
-        .into_iter()
-        .enumerate()
+    for (number, kind) in [
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 18, 19, 20, 21,
+    ]
+    .into_iter()
+    .enumerate()
     {
         let frame = forged(hardware[0], hardware[1], endpoint, kind);
         let address = number as u64 * 2048;
@@ -218,7 +220,7 @@ fn forged_packets_change_nothing() {
     }
     assert!(socket.flush());
     let counters = || setup.ethernet(1).counters();
-    pair.until("the forged packets", |_, _| counters().rejected >= 16);
+    pair.until("the forged packets", |_, _| counters().rejected >= 19);
     while port.completed().is_some() {}
     assert!(pair.far.lost.is_empty() && pair.far.messages.is_empty());
     let mut found = [1; 4096];

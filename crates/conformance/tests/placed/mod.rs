@@ -1,5 +1,7 @@
 //! Writes over Ethernet with blocks that are received in place.
 
+mod reads;
+
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
@@ -59,6 +61,7 @@ impl Setup for Placing {
                 region: pool.clone(),
                 queue: self.queues[host],
                 shape: self.shape,
+                read_bytes: 0,
             }),
             ..self.options.clone()
         };

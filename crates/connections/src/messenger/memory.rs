@@ -130,11 +130,17 @@ impl Messenger {
         Some(session.export(queue, name, registration))
     }
 
-    /// Frames of peers' writes that were received where they belong, over all transports.
-    pub fn placed_frames(&self) -> u64 {
+    /// Frames of peers' writes and of own reads that were received where they belong, over all transports; and frames of reads that
+    /// peers received so.
+    pub fn placed_frames(&self) -> [u64; 2] {
         let providers = self.transports.providers().into_iter();
         let devices = providers.filter_map(|provider| self.transports.device(provider));
-        devices.map(fabric::Device::placed_frames).sum()
+        devices.fold([0; 2], |[placed, fetched], device| {
+            [
+                placed + device.placed_frames(),
+                fetched + device.fetched_frames(),
+            ]
+        })
     }
 
     /// A peer was asked to export memory: control connections are read soon, also by a thread that never blocks.
@@ -246,7 +252,7 @@ fn load(queue: &mut Queue, endpoint: EndpointId, from: (Remote, u32)) -> Attempt
 
 fn pool(transports: &Transports, provider: Provider) -> Option<Pool> {
     let device = transports.device(provider)?;
-    Pool::new(device, &CLASSES, Access::LOCAL).ok()
+    Pool::for_reads(device, &CLASSES).ok()
 }
 
 impl Link {

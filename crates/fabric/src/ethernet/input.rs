@@ -11,14 +11,14 @@ use super::output::AIMED;
 use super::placement::{self, Progress};
 use super::window::PacketOrder;
 use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
-use super::{TRANSFER_MAX, count};
+use super::{TRANSFER_MAX, count, fetch};
 use crate::{Access, Failure, Key, Origin, Report};
 
 /// Requests of a peer that can wait for their answers.
 const ANSWERS_MAX: usize = 1 << 16;
 
 /// Result of a packet.
-enum Outcome {
+pub enum Outcome {
     Executed,
     /// There is no buffer for it.
     Stalled,
@@ -101,6 +101,7 @@ fn hear(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
             }
         }
         Kind::Resend => resend(link, local, packet),
+        Kind::Refetch => fetch::refetch(link, local, packet),
         Kind::Closed => {
             link.closed_there = true;
             if link.run.as_ref().is_some_and(Run::is_stuck) {
@@ -179,6 +180,8 @@ fn execute(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Kind::Aim => aim(link, local, packet),
         Kind::Aimed => aimed(link, packet),
         Kind::Placed => return placed(link, local, packet),
+        Kind::Fetch => fetch::fetch(link, local, packet),
+        Kind::Fetched => return fetch::fetched(link, local, packet),
         _ => None,
     };
     match executed {
@@ -243,7 +246,7 @@ fn receive(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
     Outcome::Executed
 }
 
-fn refuse(link: &mut Link, local: &mut Local, request: u64, failure: Failure) {
+pub fn refuse(link: &mut Link, local: &mut Local, request: u64, failure: Failure) {
     link.refused = true;
     link.answers.push_back(Answer::Refused { request, failure });
     count(&local.shared.counts.refused);
@@ -316,7 +319,7 @@ fn atomic(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()>
 }
 
 /// The request with this number, if it was sent whole.
-fn sent(link: &mut Link, request: u64) -> Option<&mut super::link::Pending> {
+pub fn sent(link: &mut Link, request: u64) -> Option<&mut super::link::Pending> {
     let first = link.requests.front()?.sequence;
     let index = usize::try_from(request.checked_sub(first)?).ok()?;
     let found = link.requests.get_mut(index)?;
@@ -398,14 +401,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
     });
     match first {
         Ok(first) => {
-            link.landing = first.map(|first| Landing {
-                request,
-                offset,
-                bytes,
-                first,
-                asked: None,
-                waits: (0, Instant::now()),
-            });
+            link.landing = first.map(|first| Landing::new(request, offset, bytes, first));
             link.answers.push_back(Answer::Aimed { request, first });
         }
         Err(failure) => refuse(link, local, request, failure),
@@ -469,7 +465,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
     }
     let owner = (local.member.slot, link.id);
     let mut placement = placement.lock();
-    let wanted = match placement.progress(&shared, *shape, owner) {
+    let wanted = match placement.progress(&shared, *shape, owner, landing.first) {
         None => {
             // The key was withdrawn meanwhile.
             drop(placement);
@@ -482,7 +478,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
             let seal =
                 placement::seal_of_region(&other.from, request, &shared.region, offset, bytes);
             if wire::is_same(&seal, &head.seal) {
-                placement.finish(&shared, *shape, owner);
+                placement.finish(&shared, *shape, owner, landing.first);
                 drop(placement);
                 link.landing = None;
                 shared.count_placed(bytes / placement::BLOCK * shape.frames());
@@ -508,7 +504,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         }
         Some(frame) => frame,
         None => {
-            let Some(first) = placement.aim_again(&shared, *shape, owner) else {
+            let Some(first) = placement.aim_again(&shared, *shape, owner, landing.first) else {
                 return Outcome::Stalled;
             };
             landing.first = first;

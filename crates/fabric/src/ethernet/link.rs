@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::fetch::Serving;
 use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
 use super::window::{Incoming, Outgoing};
 use super::wire::{self, Kind, Protection};
-use super::{count, output, unreachable};
+use super::{count, frames, output, unreachable};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
@@ -110,6 +111,10 @@ pub enum Answer {
         request: u64,
         value: u64,
     },
+    /// All frames of [`Serving`] were sent.
+    Fetched {
+        request: u64,
+    },
     Refused {
         request: u64,
         failure: Failure,
@@ -150,6 +155,23 @@ pub struct Landing {
 }
 
 impl Landing {
+    pub fn new(request: u64, offset: u64, bytes: u32, first: u32) -> Landing {
+        Landing {
+            request,
+            offset,
+            bytes,
+            first,
+            asked: None,
+            waits: (0, Instant::now()),
+        }
+    }
+
+    /// Whether frames have been missing for so long that they are asked for again.
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.asked
+            .is_some_and(|asked| now.saturating_duration_since(asked) >= RESEND_AFTER)
+    }
+
     /// Whether the same frame has been expected for so long that the link cannot bring it.
     pub fn is_stuck(&mut self, expected: Option<u32>, now: Instant, limit: Duration) -> bool {
         let (known, since) = self.waits;
@@ -213,6 +235,12 @@ pub struct Link {
     pub coming: Option<Coming>,
     pub run: Option<Run>,
     pub landing: Option<Landing>,
+    /// Reads of this side that are placed, in the order of their frames.
+    pub fetches: VecDeque<Landing>,
+    /// Reads that are asked for again, in packets.
+    pub again: VecDeque<u64>,
+    /// Reads of the other side that it places.
+    pub served: VecDeque<Serving>,
     pub owed: Owed,
     /// Number of the last packet that is not repeated.
     unsequenced: u64,
@@ -254,6 +282,9 @@ impl Link {
             coming: None,
             run: None,
             landing: None,
+            fetches: VecDeque::new(),
+            again: VecDeque::new(),
+            served: VecDeque::new(),
             owed: Owed::Nothing,
             unsequenced: 0,
             host: None,
@@ -310,11 +341,12 @@ impl Link {
         self.requests.clear();
         self.cursor = 0;
         self.run = None;
-        if self.landing.take().is_some()
-            && let Some((placement, shape)) = &local.shared.placement
-        {
+        self.again.clear();
+        self.landing = None;
+        self.fetches.clear();
+        if let Some((placement, shape)) = &local.shared.placement {
             let owner = (local.member.slot, self.id);
-            placement.lock().finish(&local.shared, *shape, owner);
+            placement.lock().finish_all(&local.shared, *shape, owner);
         }
         self.take_buffer(local);
         if self.answers.is_empty() && !self.refused {
@@ -336,7 +368,8 @@ impl Link {
 
     /// Whether frames of a run are to be sent.
     pub fn is_placing(&self) -> bool {
-        self.run.as_ref().is_some_and(Run::has_frames)
+        let serves = self.served.iter().any(Serving::has_frames);
+        serves || self.run.as_ref().is_some_and(Run::has_frames)
     }
 
     /// Reports requests that have ended well, in their order.
@@ -347,6 +380,13 @@ impl Link {
                 .is_some_and(|last| outgoing.is_acknowledged(last))
         };
         self.run.take_if(is_over);
+        while let Some(front) = self.served.front()
+            && front
+                .sealed
+                .is_some_and(|last| self.outgoing.is_acknowledged(last))
+        {
+            self.served.pop_front();
+        }
         while let Some(front) = self.requests.front() {
             let is_sent = front
                 .last
@@ -372,7 +412,7 @@ impl Link {
             return;
         }
         self.repeat(local, now);
-        output::send_run(self, local);
+        frames::send_placed(self, local);
         while self.outgoing.has_room() && local.frames.available() > RESERVED {
             let Some(made) = output::next_packet(self, local) else {
                 break;
@@ -385,7 +425,7 @@ impl Link {
             };
             self.outgoing.add(frame, length, now);
             output::advance(self, &made, sequence);
-            output::send_run(self, local);
+            frames::send_placed(self, local);
         }
     }
 
@@ -491,7 +531,8 @@ impl Link {
             }
             State::Leaving { until } => Some(until),
         };
-        let missing = self.landing.as_ref().and_then(|landing| landing.asked);
+        let landing = self.landing.iter().chain(self.fetches.front());
+        let missing = landing.filter_map(|landing| landing.asked).min();
         let again = missing.map(|asked| asked + RESEND_AFTER);
         repeat.into_iter().chain(other).chain(again).min()
     }

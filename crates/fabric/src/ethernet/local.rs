@@ -80,7 +80,6 @@ pub struct Local {
     pub news: Vec<Report>,
     /// The body of the packet that is being made.
     pub body: Vec<u8>,
-    packet: Vec<u8>,
     /// Memory of received frames, to be returned.
     received: Vec<u64>,
     unflushed: bool,
@@ -100,7 +99,6 @@ impl Local {
             groups: Vec::new(),
             news: Vec::new(),
             body: Vec::new(),
-            packet: Vec::new(),
             received: Vec::new(),
             unflushed: false,
             faults: Faulty::new(shared.options.faults),
@@ -137,13 +135,15 @@ impl Local {
         header.expected = head.expected.into();
         header.selective = head.selective.into();
         header.check = protection.check(&header, &self.body);
-        self.packet.clear();
-        self.packet.extend_from_slice(header.as_bytes());
-        self.packet.extend_from_slice(&self.body);
-        self.packet.resize(bytes.max(COMMAND_BYTES), 0);
         let address = self.shared.address(frame);
-        self.shared.region.write(address, &self.packet);
-        let length = self.packet.len() as u32;
+        let region = &self.shared.region;
+        region.write(address, header.as_bytes());
+        region.write(address + wire::HEADER_BYTES as u64, &self.body);
+        if is_command {
+            let rest = &[0; COMMAND_BYTES][bytes..];
+            region.write(address + bytes as u64, rest);
+        }
+        let length = bytes.max(COMMAND_BYTES) as u32;
         if self.repeat(frame, length) {
             Some((frame, length))
         } else {

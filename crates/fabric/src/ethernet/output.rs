@@ -2,7 +2,9 @@
 
 use zerocopy::IntoBytes;
 
-use super::link::{Answer, Asked, Link, Pending, RESERVED, Run};
+use super::fetch;
+use super::input::sent;
+use super::link::{Answer, Asked, Link, Pending, Run};
 use super::local::Local;
 use super::payload::Payload;
 use super::placement::{self, BLOCK, BLOCKS_MAX};
@@ -25,11 +27,23 @@ pub struct Made {
 /// Makes the body of the next packet: answers and requests alternate.
 pub fn next_packet(link: &mut Link, local: &mut Local) -> Option<Made> {
     let body_bytes = link.other.as_ref()?.body_bytes;
-    let has_request = !link.refused && link.cursor < link.requests.len();
-    if !link.answers.is_empty() && (link.answers_first || !has_request) {
-        return answer(link, local, body_bytes);
+    if link.answers_first {
+        let made = answer(link, local, body_bytes);
+        made.or_else(|| next_request(link, local, body_bytes))
+    } else {
+        let made = next_request(link, local, body_bytes);
+        made.or_else(|| answer(link, local, body_bytes))
     }
-    if !has_request {
+}
+
+fn next_request(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made> {
+    if link.refused {
+        return None;
+    }
+    if let Some(&number) = link.again.front() {
+        return read_again(link, local, number);
+    }
+    if link.cursor == link.requests.len() {
         return None;
     }
     match next_of_run(link, local) {
@@ -39,7 +53,21 @@ pub fn next_packet(link: &mut Link, local: &mut Local) -> Option<Made> {
     }
 }
 
-fn request(link: &Link, local: &mut Local, body_bytes: usize) -> Made {
+/// Asks for a read in packets that could not be placed.
+fn read_again(link: &mut Link, local: &mut Local, number: u64) -> Option<Made> {
+    let Asked::Read {
+        into, key, offset, ..
+    } = &sent(link, number)?.asked
+    else {
+        return None;
+    };
+    let head = transfer(number, *key, *offset, into.length(), 0);
+    local.body.clear();
+    local.body.extend_from_slice(head.as_bytes());
+    Some(whole(Kind::Read))
+}
+
+fn request(link: &mut Link, local: &mut Local, body_bytes: usize) -> Made {
     let pending = &link.requests[link.cursor];
     let number = pending.sequence;
     local.body.clear();
@@ -72,9 +100,11 @@ fn request(link: &Link, local: &mut Local, body_bytes: usize) -> Made {
         Asked::Read {
             into, key, offset, ..
         } => {
-            let head = transfer(number, *key, *offset, into.length(), 0);
+            let (key, offset, total) = (*key, *offset, into.length());
+            let first = fetch::aim(link, local);
+            let head = transfer(number, key, offset, total, first.unwrap_or(0));
             local.body.extend_from_slice(head.as_bytes());
-            whole(Kind::Read)
+            whole(first.map_or(Kind::Read, |_| Kind::Fetch))
         }
         Asked::Atomic {
             kind,
@@ -186,19 +216,20 @@ fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made>
             if read.is_ok() {
                 return Some(made);
             }
-            // The key was withdrawn before all was read: the request is refused in its place.
-            let request = *request;
-            link.answers.clear();
-            link.answers.push_back(Answer::Refused {
-                request,
-                failure: Failure::Access,
-            });
-            link.refused = true;
-            link.lose(Failure::Violation, local);
-            local.body.clear();
-            made.kind = Kind::Refused;
             made.is_last = true;
-            (request, wire::failure_number(Failure::Access))
+            refuse_late(link, local, &mut made)?
+        }
+        &Answer::Fetched { request } => {
+            if let Ok(seal) = fetch::seal(link, local, request)? {
+                let body = wire::Placed {
+                    request: request.into(),
+                    seal,
+                };
+                local.body.extend_from_slice(body.as_bytes());
+                made.kind = Kind::Fetched;
+                return Some(made);
+            }
+            refuse_late(link, local, &mut made)?
         }
         Answer::Value { request, value } => (*request, *value),
         Answer::Aimed { request, first } => {
@@ -219,14 +250,39 @@ fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made>
     Some(made)
 }
 
+/// The key was withdrawn before all was read: the first request is refused in its place.
+fn refuse_late(link: &mut Link, local: &mut Local, made: &mut Made) -> Option<(u64, u64)> {
+    let request = match link.answers.front()? {
+        Answer::Read { request, .. } | Answer::Fetched { request } => *request,
+        _ => return None,
+    };
+    let failure = Failure::Access;
+    link.answers.clear();
+    link.answers.push_back(Answer::Refused { request, failure });
+    link.refused = true;
+    link.lose(Failure::Violation, local);
+    local.body.clear();
+    made.kind = Kind::Refused;
+    Some((request, wire::failure_number(failure)))
+}
+
 /// A packet was sent with this number.
 pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
     link.answers_first = !made.is_answer;
     if made.is_answer {
         if made.is_last {
-            link.answers.pop_front();
+            let answer = link.answers.pop_front();
+            fetch::is_sealed(link, answer, sequence);
         } else if let Some(Answer::Read { at, .. }) = link.answers.front_mut() {
             *at += made.bytes;
+        }
+        return;
+    }
+    if made.kind == Kind::Read
+        && let Some(number) = link.again.pop_front()
+    {
+        if let Some(pending) = sent(link, number) {
+            pending.last = Some(sequence);
         }
         return;
     }
@@ -258,10 +314,6 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
 
 /// Set in an answer that blocks are aimed at.
 pub const AIMED: u64 = 1 << 32;
-/// Set in the tag of frames that are placed.
-const PLACED_TAG: u16 = 0x8000;
-/// Frames that are given to the kernel in one call.
-const BATCH: usize = 64;
 
 /// Needs of the next request.
 enum Turn {
@@ -336,88 +388,4 @@ fn next_of_run(link: &mut Link, local: &mut Local) -> Turn {
     let mut made = whole(Kind::Aim);
     (made.bytes, made.is_last) = (bytes, false);
     Turn::Packet(made)
-}
-
-/// Sends frames of blocks that the other side has aimed at, as far as there is room.
-pub fn send_run(link: &mut Link, local: &mut Local) {
-    let Some(run) = link.run.as_mut().filter(|run| run.has_frames()) else {
-        return;
-    };
-    let (Some(other), Some(first)) = (&link.other, run.first) else {
-        return;
-    };
-    let Some(shape) = local.shared.placement.as_ref().map(|(_, shape)| *shape) else {
-        return;
-    };
-    let found = link
-        .requests
-        .iter()
-        .find(|found| found.sequence == run.request);
-    let Some(Asked::Write { data, .. }) = found.map(|found| &found.asked) else {
-        return;
-    };
-    let [data_type, _] = local.shared.options.types;
-    loop {
-        let mut batch = Vec::with_capacity(BATCH);
-        let mut sent = 0;
-        let end = run.frames().min(run.next + BATCH as u32);
-        for number in run.next..end {
-            if local.frames.available() <= RESERVED {
-                break;
-            }
-            let Some(frame) = local.frames.take() else {
-                break;
-            };
-            let (at, bytes) = placement::place(shape, run.blocks, number);
-            let tag = PLACED_TAG | (first.wrapping_add(number) as u16 & !PLACED_TAG);
-            local.body.clear();
-            local.body.extend_from_slice(&other.target.hardware);
-            local
-                .body
-                .extend_from_slice(&local.shared.interface.hardware.0);
-            local.body.extend_from_slice(&data_type.to_be_bytes());
-            local.body.extend_from_slice(&tag.to_be_bytes());
-            let header = local.body.len();
-            local.body.resize(header + bytes as usize, 0);
-            data.gather(run.at + at, &mut local.body[header..]);
-            put_frame(local, frame, &mut batch);
-            sent += 1;
-        }
-        let given = local.shared.transmit_placed(&batch);
-        for (frame, _) in &batch {
-            local.frames.release(*frame);
-        }
-        // Frames behind one that was not taken are asked for again.
-        run.next += if given == batch.len() {
-            sent
-        } else {
-            given as u32
-        };
-        if sent == 0 || given < batch.len() || !run.has_frames() {
-            return;
-        }
-    }
-}
-
-/// Adds the frame in the thread's body to a batch.
-fn put_frame(local: &mut Local, frame: u32, batch: &mut Vec<(u32, u32)>) {
-    let address = local.shared.address(frame);
-    let length = local.body.len() as u32;
-    let Some(faults) = &mut local.faults else {
-        local.shared.region.write(address, &local.body);
-        return batch.push((frame, length));
-    };
-    let mut arrive = faults.treat(&local.body).into_iter();
-    let Some(first) = arrive.next() else {
-        return local.frames.release(frame);
-    };
-    local.shared.region.write(address, &first);
-    batch.push((frame, first.len() as u32));
-    for next in arrive {
-        if let Some(frame) = local.frames.take() {
-            let address = local.shared.address(frame);
-            local.shared.region.write(address, &next);
-            batch.push((frame, next.len() as u32));
-        }
-    }
 }

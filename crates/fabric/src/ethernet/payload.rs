@@ -3,7 +3,7 @@
 use pmem::Region;
 use smallvec::SmallVec;
 
-use crate::{Piece, Registration, Source};
+use crate::{Key, Piece, Registration, Source};
 
 /// A range of registered memory that stays registered while a request needs it.
 pub struct Range {
@@ -42,6 +42,18 @@ impl Payload {
         }
     }
 
+    /// The key and the offset, if all of it is one range of this region.
+    pub fn range_of(&self, region: &Region) -> Option<(Key, u64)> {
+        match self {
+            Payload::Ranges(ranges) if ranges.len() == 1 => {
+                let Range { memory, offset, .. } = &ranges[0];
+                let is_it = memory.region().address(0, 1) == region.address(0, 1);
+                is_it.then(|| (memory.key(), *offset))
+            }
+            _ => None,
+        }
+    }
+
     /// Copies a part of the data out.
     pub fn gather(&self, at: u32, into: &mut [u8]) {
         match self {
@@ -50,6 +62,19 @@ impl Payload {
             }
             Payload::Ranges(_) => self.each(at, into.len(), |region, offset, place| {
                 region.read(offset, &mut into[place]);
+            }),
+        }
+    }
+
+    /// Copies a part of the data into a region.
+    pub fn copy_to(&self, at: u32, into: &Region, start: u64, length: u32) {
+        match self {
+            Payload::Inline(bytes) => {
+                into.write(start, &bytes[at as usize..(at + length) as usize]);
+            }
+            Payload::Ranges(_) => self.each(at, length as usize, |region, offset, place| {
+                let start = start + place.start as u64;
+                into.copy_from(start, region, offset, place.len());
             }),
         }
     }

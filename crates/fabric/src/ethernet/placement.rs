@@ -9,6 +9,9 @@
 //!                                ◄───   Resend: from this number
 //!   Placed: seal                 ───►   all there? the seal right? then it is acknowledged
 //! ```
+//! `fetch` describes reads, which aim at the reader's own memory. Several of one endpoint can be aimed at, one after the other.
+
+use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use pmem::Region;
@@ -34,13 +37,9 @@ const HEADER: u64 = 16;
 /// Bytes that are hashed in one step.
 const STEP: usize = 64 << 10;
 
-/// Present aim.
+/// A run of blocks that is aimed at.
 struct Aim {
-    owner: (u32, EndpointId),
-    key: Key,
-    offset: u64,
-    blocks: u32,
-    source: Hardware,
+    run: Run,
     /// Number of the first frame.
     first: u32,
     /// Frames that have landed.
@@ -52,7 +51,12 @@ struct Aim {
 /// The part of a port that places data.
 pub struct Placement {
     socket: Option<DataSocket>,
-    aim: Option<Aim>,
+    /// Thread and endpoint of all aims.
+    owner: (u32, EndpointId),
+    /// In the order of their frames.
+    aims: VecDeque<Aim>,
+    /// A frame has landed elsewhere.
+    is_astray: bool,
     /// Number of the next frame that is aimed at.
     next: u32,
 }
@@ -78,13 +82,13 @@ pub struct Run {
 
 impl Aim {
     fn frames(&self, shape: Shape) -> u32 {
-        self.blocks * shape.frames()
+        self.run.blocks * shape.frames()
     }
 
     /// Where the data of a frame goes, and how much it is.
     fn target(&self, shape: Shape, frame: u32) -> (u64, u32) {
-        let (at, bytes) = place(shape, self.blocks, frame);
-        (self.offset + u64::from(at), bytes)
+        let (at, bytes) = place(shape, self.run.blocks, frame);
+        (self.run.offset + u64::from(at), bytes)
     }
 
     /// Where the memory for a frame begins.
@@ -105,7 +109,9 @@ impl Placement {
     pub fn new(socket: DataSocket) -> Placement {
         Placement {
             socket: Some(socket),
-            aim: None,
+            owner: (0, EndpointId(0)),
+            aims: VecDeque::new(),
+            is_astray: false,
             next: 0,
         }
     }
@@ -113,6 +119,7 @@ impl Placement {
     fn socket(&mut self, port: &Mutex<Port>) -> Option<&mut DataSocket> {
         if self.socket.is_none() {
             self.socket = port.lock().data_socket(RING).ok();
+            self.is_astray = false;
         }
         self.socket.as_mut()
     }
@@ -125,22 +132,54 @@ impl Placement {
         owner: (u32, EndpointId),
         run: Run,
     ) -> Option<u32> {
-        if self.aim.is_some() {
+        if !self.aims.is_empty() {
             return None;
+        }
+        if self.is_astray {
+            self.socket = None;
         }
         // The place of a frame in its block follows from its number, which must not wrap within a run.
         let first = match self.next {
             0..NUMBERS => self.next.next_multiple_of(shape.frames()),
             _ => 0,
         };
+        self.fill(shared, shape, run, first)?;
+        let port = shared.port.lock();
+        port.lane()?
+            .open(run.source, first, run.blocks * shape.frames());
+        self.owner = owner;
+        Some(first)
+    }
+
+    /// The same, also after runs of this owner. Headers must not reach memory: they would cover the end of another run.
+    pub fn aim_next(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        owner: (u32, EndpointId),
+        run: Run,
+    ) -> Option<u32> {
+        if self.aims.is_empty() {
+            return self.aim(shared, shape, owner, run);
+        }
+        let aimed: u32 = self.aims.iter().map(|aim| aim.frames(shape)).sum();
+        let count = run.blocks * shape.frames();
+        let has_room = aimed + count <= RING && self.next < NUMBERS && !self.is_astray;
+        if !has_room || self.owner != owner || !shape.is_stripped() || self.socket.is_none() {
+            return None;
+        }
+        let first = self.next;
+        self.fill(shared, shape, run, first)?;
+        shared.port.lock().lane()?.extend(count);
+        Some(first)
+    }
+
+    /// Gives the memory of a run to the kernel, in the order of its frames.
+    fn fill(&mut self, shared: &Shared, shape: Shape, run: Run, first: u32) -> Option<()> {
         let mut saved = [0; HEADER as usize];
         shared.region.read(run.offset - HEADER, &mut saved);
         let aim = Aim {
-            owner,
-            key: run.key,
-            offset: run.offset,
-            blocks: run.blocks,
-            source: run.source,
+            run,
             first,
             landed: 0,
             saved,
@@ -151,91 +190,126 @@ impl Placement {
             socket.fill(aim.fill(shape, frame));
         }
         socket.filled();
-        let port = shared.port.lock();
-        port.lane()?.open(run.source, first, count);
         self.next = first.wrapping_add(count);
-        self.aim = Some(aim);
-        Some(first)
+        self.aims.push_back(aim);
+        Some(())
     }
 
-    /// Arrived part of an owner's aim. Nothing if there is none.
+    /// Counts the frames that have come, each for the first run that lacks one.
+    fn drain(&mut self, shape: Shape) {
+        let Some(socket) = self.socket.as_mut().map(DataSocket::socket) else {
+            self.is_astray = true;
+            return;
+        };
+        let header = if shape.is_stripped() { 0 } else { HEADER };
+        let mut aims = self.aims.iter_mut().peekable();
+        while let Some(descriptor) = socket.receive() {
+            while aims
+                .next_if(|aim| aim.landed == aim.frames(shape))
+                .is_some()
+            {}
+            let Some(aim) = aims.peek_mut() else {
+                self.is_astray = true;
+                continue;
+            };
+            let (target, bytes) = aim.target(shape, aim.landed);
+            self.is_astray |= descriptor.start() + header != target
+                || u64::from(descriptor.length) != u64::from(bytes) + header;
+            aim.landed += 1;
+        }
+        socket.received();
+    }
+
+    /// Arrived part of an owner's run with this first frame. Nothing if there is none.
     pub fn progress(
         &mut self,
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
+        first: u32,
     ) -> Option<Progress> {
-        let aim = self.aim.as_mut().filter(|aim| aim.owner == owner)?;
-        let Some(socket) = self.socket.as_mut().map(DataSocket::socket) else {
-            return Some(Progress::Astray);
-        };
-        let count = aim.frames(shape);
-        let expected = shared.port.lock().lane()?.expected();
-        let mut is_astray = false;
-        while let Some(descriptor) = socket.receive() {
-            let (target, bytes) = match aim.landed < count {
-                true => aim.target(shape, aim.landed),
-                false => (0, 0),
-            };
-            let header = if shape.is_stripped() { 0 } else { HEADER };
-            is_astray |= descriptor.start() + header != target
-                || u64::from(descriptor.length) != u64::from(bytes) + header;
-            aim.landed += 1;
+        if self.owner != owner {
+            return None;
         }
-        socket.received();
-        let taken = expected.wrapping_sub(aim.first);
-        Some(if is_astray || taken > count {
+        // Read before the frames that it counts.
+        let expected = shared.port.lock().lane()?.expected();
+        self.drain(shape);
+        let aim = self.aims.iter().find(|aim| aim.first == first)?;
+        let count = aim.frames(shape);
+        Some(if self.is_astray {
             Progress::Astray
         } else if aim.landed == count {
             Progress::All
         } else {
-            Progress::Expects(taken)
+            // Earlier runs may not have all of theirs.
+            let taken = (expected.wrapping_sub(first) as i32).max(0) as u32;
+            Progress::Expects(taken.min(count))
         })
     }
 
-    /// An owner's aim has ended successfully.
-    pub fn finish(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
-        let Some(aim) = self.aim.take_if(|aim| aim.owner == owner) else {
+    /// The run of an owner with this first frame has ended.
+    pub fn finish(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId), first: u32) {
+        let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
+        let Some(aim) = self.aims.iter().position(is_it) else {
             return;
         };
-        restore(shared, shape, &aim);
-        if aim.landed != aim.frames(shape) {
+        if let Some(aim) = self.aims.remove(aim) {
+            self.end(shared, shape, &aim);
+        }
+    }
+
+    /// All runs of an owner have ended.
+    pub fn finish_all(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
+        if self.owner == owner {
+            while let Some(aim) = self.aims.pop_front() {
+                self.end(shared, shape, &aim);
+            }
+        }
+    }
+
+    fn end(&mut self, shared: &Shared, shape: Shape, aim: &Aim) {
+        let is_whole = aim.landed == aim.frames(shape);
+        if (!is_whole || self.aims.is_empty())
+            && let Some(lane) = shared.port.lock().lane()
+        {
+            lane.close();
+        }
+        if !shape.is_stripped() {
+            shared.region.write(aim.run.offset - HEADER, &aim.saved);
+        }
+        if !is_whole {
             // An aim is withdrawn only with the socket.
             self.socket = None;
+            self.is_astray = true;
         }
     }
 
-    /// The same with whatever uses a key.
+    /// The same with all runs, if one is aimed at by this key.
     pub fn withdraw(&mut self, shared: &Shared, shape: Shape, key: Key) {
-        if let Some(aim) = self.aim.as_ref().filter(|aim| aim.key == key) {
-            let owner = aim.owner;
-            self.finish(shared, shape, owner);
+        if self.aims.iter().any(|aim| aim.run.key == key) {
+            self.finish_all(shared, shape, self.owner);
         }
     }
 
-    /// Aims an owner's blocks again. Nothing is returned if that is not possible yet.
+    /// Aims an owner's only run again. Nothing is returned if that is not possible yet.
     pub fn aim_again(
         &mut self,
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
+        first: u32,
     ) -> Option<u32> {
-        let aim = self.aim.as_ref().filter(|aim| aim.owner == owner)?;
-        let run = Run {
-            key: aim.key,
-            offset: aim.offset,
-            blocks: aim.blocks,
-            source: aim.source,
-        };
-        restore(shared, shape, aim);
+        let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
+        let index = self.aims.iter().position(is_it)?;
+        let astray = self.aims.remove(index)?;
         self.socket = None;
-        let astray = self.aim.take();
-        let first = self.aim(shared, shape, owner, run);
-        if first.is_none() {
+        self.end(shared, shape, &astray);
+        let again = self.aim(shared, shape, owner, astray.run);
+        if again.is_none() {
             // The kernel frees the queue a little later: until then the aim is astray.
-            self.aim = astray;
+            self.aims.push_back(astray);
         }
-        first
+        again
     }
 
     /// Gives a frame to the kernel; whether there was room.
@@ -255,23 +329,17 @@ impl Placement {
     }
 }
 
-/// Nothing more is accepted, and bytes covered by a header are restored.
-fn restore(shared: &Shared, shape: Shape, aim: &Aim) {
-    if let Some(lane) = shared.port.lock().lane() {
-        lane.close();
-    }
-    if !shape.is_stripped() {
-        shared.region.write(aim.offset - HEADER, &aim.saved);
-    }
-}
-
 /// Whether a run of blocks of registered memory can be placed.
 pub fn is_placeable(shared: &Shared, memory: &Registration, offset: u64, bytes: u64) -> bool {
     let is_pool = memory.region().address(0, 1) == shared.region.address(0, 1);
     let block = u64::from(BLOCK);
-    is_pool
-        && offset.is_multiple_of(block)
-        && bytes.is_multiple_of(block)
+    is_pool && offset.is_multiple_of(block) && is_run(shared, offset, bytes)
+}
+
+/// Whether these bytes of the pool, or of the memory for reads behind it, can be aimed at once.
+pub fn is_run(shared: &Shared, offset: u64, bytes: u64) -> bool {
+    let block = u64::from(BLOCK);
+    bytes.is_multiple_of(block)
         && (1..=u64::from(BLOCKS_MAX)).contains(&(bytes / block))
         && offset >= block
         && offset + bytes <= shared.pool_bytes

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pmem::Region;
@@ -14,9 +14,9 @@ use xdp::{
     Socket,
 };
 
-use super::placement::{Placement, RING};
+use super::placement::{BLOCK, Placement, RING};
 use super::{Counts, EthernetOptions, count, wire};
-use crate::{Access, Error, Failure, Key, Provider, Registration, Table};
+use crate::{Access, Error, Failure, Key, Provider, ReadMemory, Registration, Table};
 
 /// Bytes of the memory for one frame.
 pub const CHUNK: u32 = 2048;
@@ -53,6 +53,8 @@ pub struct Shared {
     /// Number of submissions of each transmit frame to the kernel.
     in_kernel: Vec<AtomicU16>,
     members: Mutex<Vec<Option<Arc<Member>>>>,
+    /// Owner of the memory for reads.
+    reader: Mutex<Weak<()>>,
 }
 
 /// A thread's place at the port.
@@ -173,12 +175,33 @@ impl Shared {
             frame_bytes: (interface.mtu + ETHERNET_HEADER).min(CHUNK - HEADROOM),
             in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
             members: Mutex::new((0..transports).map(|_| None).collect()),
+            reader: Mutex::default(),
             port: Mutex::new(port),
             placement,
             pool_bytes,
             interface,
             region,
             options,
+        })
+    }
+
+    /// The memory for reads, if nothing else has it.
+    pub fn read_memory(&self, bytes: u64) -> Option<ReadMemory> {
+        let pool = self.options.pool.as_ref()?;
+        let block = u64::from(BLOCK);
+        let start = self.pool_bytes.checked_sub(pool.read_bytes)?;
+        // A header or the kernel's headroom precedes a block.
+        let start = start.next_multiple_of(block).max(block);
+        let mut reader = self.reader.lock();
+        if start + bytes > self.pool_bytes || reader.strong_count() > 0 {
+            return None;
+        }
+        let owner = Arc::new(());
+        *reader = Arc::downgrade(&owner);
+        Some(ReadMemory {
+            region: self.region.clone(),
+            start,
+            owner,
         })
     }
 
@@ -340,7 +363,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// A run of so many frames has been placed.
+    /// A run of so many frames has been placed here.
     pub fn count_placed(&self, frames: u32) {
         count(&self.counts.placed);
         let counter = &self.counts.placed_frames;

@@ -214,7 +214,9 @@ impl EthernetTransport {
             to,
             from,
             body_bytes: longest - wire::HEADER_BYTES,
+            // The interface does not receive its own frames.
             places: hello.placement.get() != 0
+                && hello.hardware != self.local.shared.interface.hardware.0
                 && hello.placement.get() == placement_number(&self.local.shared),
         })
     }

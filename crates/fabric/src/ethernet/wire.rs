@@ -14,7 +14,7 @@ pub const TYPES: [u16; 2] = [0x8000, 0x8001];
 /// Bytes of a command: shorter packets are filled up with zeros.
 pub const COMMAND_BYTES: usize = 256;
 /// Raised with the format.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes in front of a packet's body.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of the header that the check does not cover: itself.
@@ -85,6 +85,10 @@ pub enum Kind {
     Aimed = 10,
     /// All frames for them were sent.
     Placed = 11,
+    /// A read is asked for, and its blocks are aimed at.
+    Fetch = 12,
+    /// All frames for them were sent.
+    Fetched = 13,
     /// No content besides the header.
     Acknowledge = 16,
     /// The same, and an answer is wanted.
@@ -95,6 +99,8 @@ pub enum Kind {
     Closed = 19,
     /// Frames for blocks are wanted again.
     Resend = 20,
+    /// Frames for blocks that are read are wanted again.
+    Refetch = 21,
     /// A message to a group.
     Group = 32,
 }
@@ -102,8 +108,8 @@ pub enum Kind {
 impl Kind {
     pub fn from_byte(byte: u8) -> Option<Kind> {
         use Kind::{
-            Acknowledge, Add, Aim, Aimed, Closed, Credit, Data, Group, Placed, Probe, Read,
-            Refused, Resend, Send, Swap, Value, Write,
+            Acknowledge, Add, Aim, Aimed, Closed, Credit, Data, Fetch, Fetched, Group, Placed,
+            Probe, Read, Refetch, Refused, Resend, Send, Swap, Value, Write,
         };
         let all = [
             Send,
@@ -117,7 +123,10 @@ impl Kind {
             Aim,
             Aimed,
             Placed,
+            Fetch,
+            Fetched,
             Resend,
+            Refetch,
             Acknowledge,
             Probe,
             Credit,
@@ -145,7 +154,7 @@ pub struct Send {
     pub returned: U32,
 }
 
-/// Body of [`Kind::Write`], with data behind it; of [`Kind::Read`] and [`Kind::Aim`], without.
+/// Body of [`Kind::Write`], with data behind it; of [`Kind::Read`], [`Kind::Aim`] and [`Kind::Fetch`], without.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Transfer {
@@ -156,7 +165,7 @@ pub struct Transfer {
     pub offset: U64,
     /// Bytes of the range.
     pub total: U32,
-    /// Where in it the data goes.
+    /// Where in it the data goes. Fetch: number of the first frame.
     pub at: U32,
 }
 
@@ -182,7 +191,7 @@ pub struct Data {
     pub at: U32,
 }
 
-/// Body of [`Kind::Value`], [`Kind::Refused`], [`Kind::Aimed`] and [`Kind::Resend`].
+/// Body of [`Kind::Value`], [`Kind::Refused`], [`Kind::Aimed`], [`Kind::Resend`] and [`Kind::Refetch`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Answer {
@@ -191,7 +200,7 @@ pub struct Answer {
     pub value: U64,
 }
 
-/// Body of [`Kind::Placed`].
+/// Body of [`Kind::Placed`] and [`Kind::Fetched`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Placed {

@@ -611,6 +611,7 @@ impl Service {
         let member = self.core.member();
         let (map, tail) = (member.map(), member.tail());
         let region = self.core.pool().region();
+        let [placed, fetched] = self.messenger.placed_frames();
         NodeStatus {
             name: self.name.clone(),
             pid: std::process::id(),
@@ -631,7 +632,8 @@ impl Service {
             space: self.core.pool().statistics().map(|it| space(&it)),
             group: self.groups.status(),
             exports: self.reach.exports(),
-            placed: self.messenger.placed_frames(),
+            placed,
+            fetched,
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }

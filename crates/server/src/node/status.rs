@@ -125,6 +125,8 @@ pub struct NodeStatus {
     pub exports: usize,
     /// Frames of clients' writes that were received in the pool itself.
     pub placed: u64,
+    /// Frames of clients' reads that they received in their buffers themselves.
+    pub fetched: u64,
     /// What it does with groups.
     pub group: GroupStatus,
     /// The memory of its pool.

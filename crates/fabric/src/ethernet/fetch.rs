@@ -1,0 +1,246 @@
+//! Reads with data that is received where it belongs. The reader aims at its own memory, which needs no answer.
+//!
+//! ```text
+//!   reader                              owner of the memory
+//!   aims 3 descriptors at each block
+//!   Fetch: blocks, first number  ───►   may it?
+//!                                ◄═══   3 frames for each block
+//!                                ◄───   Fetched: seal
+//!   all there? the seal right? then it is acknowledged, and the read has ended
+//!   Refetch: from this number    ───►   a frame was lost
+//!   Read                         ───►   the seal is wrong: the data comes in packets
+//! ```
+
+use std::time::Instant;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::count;
+use super::input::{Outcome, refuse, sent};
+use super::link::{Answer, Asked, Landing, Link};
+use super::local::Local;
+use super::placement::{self, BLOCK, BLOCKS_MAX, Progress, Run};
+use super::wire::{self, Kind, Packet};
+use crate::{Access, Failure, Key};
+
+/// Fetches of one endpoint that are served at once.
+const SERVED_MAX: usize = 1 << 10;
+/// Frames of a block.
+const FRAMES: u32 = 3;
+
+/// Blocks that a peer reads, and has aimed at.
+pub struct Serving {
+    pub request: u64,
+    pub key: u64,
+    pub offset: u64,
+    pub blocks: u32,
+    /// Number of the first frame.
+    pub first: u32,
+    /// The frame to send next.
+    pub next: u32,
+    /// The packet that ends it, once that was sent.
+    pub sealed: Option<u64>,
+}
+
+impl Serving {
+    pub fn frames(&self) -> u32 {
+        self.blocks * FRAMES
+    }
+
+    pub fn has_frames(&self) -> bool {
+        self.next < self.frames()
+    }
+}
+
+/// Aims at the memory of the read that is sent next. The number of the first frame; nothing if its data comes in packets.
+pub fn aim(link: &mut Link, local: &Local) -> Option<u32> {
+    let pending = &link.requests[link.cursor];
+    let (Asked::Read { into, .. }, Some(other)) = (&pending.asked, &link.other) else {
+        return None;
+    };
+    let request = pending.sequence;
+    if let Some(fetch) = link.fetches.back().filter(|last| last.request == request) {
+        return Some(fetch.first);
+    }
+    let (placement, shape) = local.shared.placement.as_ref()?;
+    let (key, offset) = into.range_of(&local.shared.region)?;
+    let bytes = into.length();
+    if !other.places || !placement::is_run(&local.shared, offset, bytes.into()) {
+        return None;
+    }
+    let run = Run {
+        key,
+        offset,
+        blocks: bytes / BLOCK,
+        source: xdp::Hardware(other.target.hardware),
+    };
+    let owner = (local.member.slot, link.id);
+    let mut placement = placement.lock();
+    let first = placement.aim_next(&local.shared, *shape, owner, run)?;
+    link.fetches
+        .push_back(Landing::new(request, offset, bytes, first));
+    Some(first)
+}
+
+/// The peer wants to read, and has aimed.
+pub fn fetch(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Transfer::ref_from_prefix(packet.body).ok()?;
+    let (request, bytes, first) = (head.request.get(), head.total.get(), head.at.get());
+    let (key, offset) = (head.key.get(), head.offset.get());
+    let blocks = bytes / BLOCK;
+    let places = link.other.as_ref()?.places;
+    let is_run = bytes.is_multiple_of(BLOCK) && (1..=BLOCKS_MAX).contains(&blocks);
+    if !places || !is_run || link.served.len() >= SERVED_MAX {
+        return None;
+    }
+    let found = local
+        .shared
+        .with(Key(key), Access::READ, offset, bytes.into(), |_| ());
+    if let Err(failure) = found {
+        refuse(link, local, request, failure);
+        return Some(());
+    }
+    link.served.push_back(Serving {
+        request,
+        key,
+        offset,
+        blocks,
+        first,
+        next: 0,
+        sealed: None,
+    });
+    link.answers.push_back(Answer::Fetched { request });
+    Some(())
+}
+
+/// The seal of blocks that a peer reads; nothing before all their frames were sent.
+pub fn seal(link: &Link, local: &Local, request: u64) -> Option<Result<[u8; 32], Failure>> {
+    let found = link.served.iter().find(|found| found.request == request);
+    let (serving, other) = (found?, link.other.as_ref()?);
+    if serving.has_frames() {
+        return None;
+    }
+    let (offset, bytes) = (serving.offset, serving.blocks * BLOCK);
+    let (key, shared) = (Key(serving.key), &local.shared);
+    Some(
+        shared.with(key, Access::READ, offset, bytes.into(), |memory| {
+            placement::seal_of_region(&other.to, request, memory.region(), offset, bytes)
+        }),
+    )
+}
+
+/// The seal of a read was sent with this packet, if the answer is one.
+pub fn is_sealed(link: &mut Link, answer: Option<Answer>, sequence: u64) {
+    if let Some(Answer::Fetched { request }) = answer {
+        let found = link.served.iter_mut();
+        for serving in found.filter(|found| found.request == request) {
+            serving.sealed = Some(sequence);
+        }
+    }
+}
+
+/// The peer misses a frame: it is sent again, and so are those behind it, which the peer has dropped.
+pub fn refetch(link: &mut Link, local: &Local, packet: &Packet<'_>) {
+    let Ok((head, _)) = wire::Answer::ref_from_prefix(packet.body) else {
+        return;
+    };
+    let (request, from) = (head.request.get(), head.value.get());
+    let is_it = |found: &Serving| found.request == request;
+    let Some(index) = link.served.iter().position(is_it) else {
+        return;
+    };
+    let missed = &mut link.served[index];
+    if from < u64::from(missed.next) {
+        missed.next = from as u32;
+        for later in link.served.iter_mut().skip(index + 1) {
+            later.next = 0;
+        }
+        count(&local.shared.counts.repeated);
+    }
+}
+
+/// The peer has sent all frames of a read.
+pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
+    let Ok((head, _)) = wire::Placed::ref_from_prefix(packet.body) else {
+        return Outcome::Violation;
+    };
+    let request = head.request.get();
+    let awaits = |fetch: &&mut Landing| fetch.request == request;
+    let (Some(fetch), Some(other)) = (link.fetches.front_mut().filter(awaits), &link.other) else {
+        // It may have been asked for in packets meanwhile.
+        return match sent(link, request).map(|found| &found.asked) {
+            Some(Asked::Read { .. }) => Outcome::Executed,
+            _ => Outcome::Violation,
+        };
+    };
+    let shared = local.shared.clone();
+    let Some((placement, shape)) = shared.placement.as_ref() else {
+        return Outcome::Violation;
+    };
+    let now = Instant::now();
+    let is_late = fetch.is_late(now);
+    let frames = fetch.bytes / BLOCK * shape.frames();
+    let owner = (local.member.slot, link.id);
+    let mut placing = placement.lock();
+    let wanted = match placing.progress(&shared, *shape, owner, fetch.first) {
+        Some(Progress::All) => {
+            placing.finish(&shared, *shape, owner, fetch.first);
+            drop(placing);
+            let (offset, bytes) = (fetch.offset, fetch.bytes);
+            let seal =
+                placement::seal_of_region(&other.from, request, &shared.region, offset, bytes);
+            let is_right = wire::is_same(&seal, &head.seal);
+            link.fetches.pop_front();
+            if is_right {
+                shared.count_placed(frames);
+                return end(link, local, request);
+            }
+            count(&shared.counts.rejected);
+            link.again.push_back(request);
+            return Outcome::Executed;
+        }
+        // If the last frame was taken but is not there, the kernel has lost it.
+        Some(Progress::Expects(frame)) if frame < frames || !is_late => Some(frame),
+        _ => None,
+    };
+    drop(placing);
+    let Some(frame) = wanted else {
+        ask_in_packets(link, local);
+        return Outcome::Executed;
+    };
+    if fetch.is_stuck(Some(frame), now, shared.options.lost_after) {
+        link.avoid();
+        link.lose(Failure::PeerLost, local);
+        return Outcome::Stalled;
+    }
+    fetch.asked.get_or_insert(now);
+    if is_late {
+        fetch.asked = Some(now);
+        let body = wire::Answer {
+            request: request.into(),
+            value: u64::from(frame).into(),
+        };
+        link.tell(local, Kind::Refetch, 0, body.as_bytes());
+    }
+    Outcome::Stalled
+}
+
+/// A read has all its data.
+fn end(link: &mut Link, local: &mut Local, request: u64) -> Outcome {
+    let Some(pending) = sent(link, request) else {
+        return Outcome::Violation;
+    };
+    pending.answered = true;
+    link.complete(local);
+    Outcome::Executed
+}
+
+/// Something landed elsewhere, or the key was withdrawn: nothing is aimed at any more.
+fn ask_in_packets(link: &mut Link, local: &Local) {
+    let requests = link.fetches.drain(..).map(|fetch| fetch.request);
+    link.again.extend(requests);
+    if let Some((placement, shape)) = &local.shared.placement {
+        let owner = (local.member.slot, link.id);
+        placement.lock().finish_all(&local.shared, *shape, owner);
+    }
+}
