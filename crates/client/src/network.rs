@@ -20,7 +20,7 @@ mod connection;
 mod error;
 mod inside;
 mod links;
-mod reach;
+mod member_memory;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -13,7 +13,7 @@ mod calls;
 mod directories;
 mod files;
 mod holes;
-mod keeping;
+mod kernel_cache;
 mod locks;
 mod names;
 mod shared;
@@ -40,7 +40,7 @@ use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
 use calls::{Answered, Calls};
-use keeping::Keeping;
+use kernel_cache::KernelCache;
 use locks::Locks;
 use shared::Shared;
 
@@ -90,7 +90,7 @@ pub(crate) struct Adapter {
     locks: Option<Locks>,
     /// None if nothing else changes the file system.
     shared: Option<Shared>,
-    keeping: Keeping,
+    keeping: KernelCache,
     /// The kernel keeps names and attributes under leases.
     pub(crate) keeps: bool,
     /// None if requests wait for nothing but the store.
@@ -109,7 +109,7 @@ impl Adapter {
         let is_remote = file_system.is_remote();
         Adapter {
             shared: is_remote.then(|| Shared::new(options.cache != Cache::None)),
-            keeping: Keeping::new(),
+            keeping: KernelCache::new(),
             keeps: is_remote,
             calls: is_remote.then(Arc::default),
             locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
@@ -188,7 +188,7 @@ impl Adapter {
         }
     }
 
-    /// How long the kernel may cache a name, within the leases. `is_again` as for [`Keeping::name`].
+    /// How long the kernel may cache a name, within the leases. `is_again` as for [`KernelCache::name`].
     fn keeps_name(
         &self,
         directory: u64,

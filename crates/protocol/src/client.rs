@@ -2,7 +2,7 @@
 
 mod active;
 mod ended;
-mod keeping;
+mod held_leases;
 mod local_outcome;
 mod owning;
 
@@ -20,7 +20,7 @@ use crate::wire::{
 use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
-pub use keeping::{Keep, Recalled};
+pub use held_leases::{Keep, Recalled};
 use local_outcome::local_outcome;
 pub use owning::Ownership;
 

@@ -10,13 +10,13 @@
 mod clock;
 mod config;
 mod error;
+mod exports;
 mod group;
 mod growth;
 mod inside;
 mod membership_threads;
 mod opening;
 mod peers;
-mod reach;
 mod registration;
 mod service;
 mod spares;

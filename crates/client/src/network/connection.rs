@@ -17,7 +17,7 @@ use protocol::{Client, ClusterMap, Defects, NodeId};
 use super::call::{Call, Terms};
 use super::inside::Entry;
 use super::links::{Dialed, Links};
-use super::reach::Reach;
+use super::member_memory::Reach;
 use super::{Error, Options};
 use crate::leases::{Kept, Listener, Renewable};
 use crate::{HoldsSource, TurnListener};

@@ -11,7 +11,7 @@
 
 pub mod costs;
 pub mod history;
-mod keeping;
+mod kernel_cache;
 mod linear;
 pub mod membership;
 pub mod node;

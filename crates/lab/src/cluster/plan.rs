@@ -7,7 +7,7 @@ use pmem::Random;
 use super::time::{MICROSECOND, MILLISECOND, SECOND, Time, milliseconds};
 use crate::runner;
 
-mod aimed;
+mod targeted;
 
 /// Node that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

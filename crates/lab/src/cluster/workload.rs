@@ -1,13 +1,13 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod completed;
 mod early;
-mod ended;
 mod keys;
 pub mod local;
 mod locks;
 mod outcomes;
 mod pages;
-mod wide;
+mod rare;
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use protocol::{Defects, Mode, Options, UnitMap};
 use store::FileKind;
 
 use super::history::{History, Id, Invocation, Key, Response};
-use super::keeping::{self, Keeping};
+use super::kernel_cache::{self, KernelCache};
 use super::waits::WaitLog;
 use early::{Answering, Postponed};
 use keys::{keys, renamed};
 use locks::Locks;
 use outcomes::answer;
-use wide::Wide;
+use rare::Rare;
 
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
@@ -109,7 +109,7 @@ pub struct Worker {
     /// The newest session that it had.
     owner: Option<u64>,
     /// Its caches under leases.
-    keeping: Keeping,
+    keeping: KernelCache,
     /// What it has answered under leases for writing.
     answering: Answering,
     /// Operations that were answered from its caches.
@@ -121,7 +121,7 @@ pub struct Worker {
     /// It also waits for locks.
     is_wide: bool,
     locks: Locks,
-    wide: Wide,
+    wide: Rare,
     values: u64,
     random: Random,
 }
@@ -150,7 +150,7 @@ impl Worker {
             has_lost_held: false,
             held: None,
             owner: None,
-            keeping: Keeping::default(),
+            keeping: KernelCache::default(),
             answering: Answering::default(),
             kept: 0,
             chance: Random::new(seed ^ CACHES),
@@ -158,7 +158,7 @@ impl Worker {
             files,
             is_wide: false,
             locks: Locks::default(),
-            wide: Wide::default(),
+            wide: Rare::default(),
             values: u64::from(node) << 32,
             random: Random::new(seed),
         }
@@ -168,7 +168,7 @@ impl Worker {
     pub fn widened(mut self, is_wide: bool) -> Worker {
         self.is_wide = is_wide;
         if let Some([list, sources]) = self.files.split_off(FILES).first_chunk() {
-            self.wide = Wide::new(*list, *sources);
+            self.wide = Rare::new(*list, *sources);
         }
         self
     }
@@ -592,7 +592,7 @@ impl Worker {
             return;
         };
         let mut stamp = pending.stamp;
-        if let Some(inode) = keeping::changed_inode(&pending.operation) {
+        if let Some(inode) = kernel_cache::changed_inode(&pending.operation) {
             self.keeping.end(inode);
             stamp += 1;
         }

@@ -11,12 +11,12 @@ use protocol::member::Completion;
 use protocol::wire::{Body, Bytes, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
 use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
+use super::exports::{NotReached, Port, Reach};
 use super::group::{Around, Groups};
 use super::growth::Growing;
 use super::inside::{Outbox, Shared};
 use super::membership_threads::Task;
 use super::peers::Peers;
-use super::reach::{NotReached, Port, Reach};
 use super::spares::AbsentMembers;
 use super::status::{LinkStatus, Load, NodeStatus, Role, Space};
 use super::{Input, Log, NodeConfig, NodeError, UNIT, clock, registration};

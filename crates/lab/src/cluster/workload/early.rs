@@ -8,7 +8,7 @@ use protocol::wire::{Acknowledge, Details, ErrorCode, FileId, Operation, Outcome
 use protocol::{Answered, Defects};
 
 use super::{
-    History, Id, MILLISECOND, Response, Time, Unsynced, Worker, WriteAt, answer, keeping, keys,
+    History, Id, MILLISECOND, Response, Time, Unsynced, Worker, WriteAt, answer, kernel_cache, keys,
 };
 
 /// Writes are sent after so long.
@@ -295,11 +295,11 @@ impl Worker {
             ids,
             invoked,
         } = asked;
-        if let Some(inode) = keeping::changed_inode(&operation) {
+        if let Some(inode) = kernel_cache::changed_inode(&operation) {
             self.keeping.begin(inode);
         }
-        let changed = keeping::changed_inode(&operation);
-        let read = keeping::read_inode(&operation).or(changed);
+        let changed = kernel_cache::changed_inode(&operation);
+        let read = kernel_cache::read_inode(&operation).or(changed);
         let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
         let owns = answers_early(self.node - super::FIRST_CLIENT)
             && matches!(&operation, Operation::Write { file, at: WriteAt::Offset(_), .. } if self.files.contains(file));

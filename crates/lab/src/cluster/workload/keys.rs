@@ -4,13 +4,13 @@ use operations::{Fallocate, Lock, RenameMode, WriteAt};
 use protocol::wire::{ErrorCode, FileId, Operation};
 
 use super::locks::{all_parts, parts};
-use super::wide::Wide;
+use super::rare::Rare;
 use super::{
     BLOCK, BLOCKS, History, Id, Invocation, Key, NAMES, NOTHING, Response, Time, XATTR_BLOCK, name,
 };
 
 /// The part of a history that an operation is.
-pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Invocation)> {
+pub(super) fn keys(operation: &Operation, wide: &Rare) -> Vec<(Key, Invocation)> {
     if let Some(list) = wide.list.filter(|_| wide.is_list(operation)) {
         let key = Key::List { file: list.inode };
         return list_keys(operation)
@@ -73,7 +73,7 @@ pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Invocation)>
 }
 
 /// The same, of operations that only wide work has.
-fn wide_keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Invocation)> {
+fn wide_keys(operation: &Operation, wide: &Rare) -> Vec<(Key, Invocation)> {
     match operation {
         Operation::UnlockHandle { file, .. } => locks(file, &all_parts(), Invocation::Release),
         Operation::TestLock { file, lock } => locks(file, lock, Invocation::Test),

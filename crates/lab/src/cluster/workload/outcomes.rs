@@ -4,7 +4,7 @@ use operations::LOCK_END;
 use protocol::wire::{Details, ErrorCode, Operation, Outcome};
 
 use super::locks::parts;
-use super::wide::Wide;
+use super::rare::Rare;
 use super::{BLOCK, NOTHING, Response, SHORT, TORN};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
@@ -40,7 +40,7 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
 }
 
 /// What an outcome says about a key; nothing, if it says nothing for certain.
-pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Wide) -> Option<Response> {
+pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Rare) -> Option<Response> {
     if outcome.is_done() && wide.is_list(operation) {
         match operation {
             Operation::Write { .. } => return Some(Response::At(outcome.offset / BLOCK)),

@@ -13,7 +13,7 @@ const LIST: usize = 6;
 
 /// The files of this work, and its state.
 #[derive(Default)]
-pub(super) struct Wide {
+pub(super) struct Rare {
     /// It grows and shrinks by blocks.
     pub(super) list: Option<FileId>,
     /// Each process has a block in it that no other writes.
@@ -33,12 +33,12 @@ enum Source {
     Ready(u64),
 }
 
-impl Wide {
-    pub(super) fn new(list: FileId, sources: FileId) -> Wide {
-        Wide {
+impl Rare {
+    pub(super) fn new(list: FileId, sources: FileId) -> Rare {
+        Rare {
             list: Some(list),
             sources: Some(sources),
-            ..Wide::default()
+            ..Rare::default()
         }
     }
 

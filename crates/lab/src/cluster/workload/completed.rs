@@ -1,7 +1,7 @@
 //! Operations that have ended, as the history notes them.
 
 use super::outcomes::{answer, is_refused};
-use super::wide::listed;
+use super::rare::listed;
 use super::{
     Acknowledge, ErrorCode, History, Lost, Operation, Outcome, Pending, Response, SYNCED_WITHIN,
     Ticket, Time, Unsynced, Worker, renamed,

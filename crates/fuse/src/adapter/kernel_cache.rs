@@ -72,7 +72,7 @@ struct Directories {
     shared: HashMap<u64, Instant>,
 }
 
-pub(super) struct Keeping {
+pub(super) struct KernelCache {
     /// The kernel can be made to ask for a name again.
     expires_names: AtomicBool,
     /// Recalls so far.
@@ -88,9 +88,9 @@ pub(super) struct Keeping {
     directories: Mutex<Directories>,
 }
 
-impl Keeping {
-    pub(super) fn new() -> Keeping {
-        Keeping {
+impl KernelCache {
+    pub(super) fn new() -> KernelCache {
+        KernelCache {
             expires_names: AtomicBool::new(false),
             recalls: AtomicU64::new(0),
             answering: Default::default(),
@@ -114,7 +114,7 @@ impl Keeping {
         Validity::reset();
     }
 
-    /// Validity that an answer may promise, from the last call of this thread. Then [`Keeping::sent`] has to be called.
+    /// Validity that an answer may promise, from the last call of this thread. Then [`KernelCache::sent`] has to be called.
     pub(super) fn validity(&self) -> Validity {
         if RAISED.get().is_none() {
             let began = BEGAN.get();
@@ -129,7 +129,7 @@ impl Keeping {
         Validity::of_last()
     }
 
-    /// Whether [`Keeping::sent`] has to be called.
+    /// Whether [`KernelCache::sent`] has to be called.
     pub(super) fn is_awaited(&self) -> bool {
         RAISED.get().is_some()
     }
@@ -388,8 +388,8 @@ mod tests {
 
     const LEFT: Duration = Duration::from_secs(60);
 
-    fn keeping() -> Keeping {
-        let keeping = Keeping::new();
+    fn keeping() -> KernelCache {
+        let keeping = KernelCache::new();
         keeping.keep_names();
         keeping
     }

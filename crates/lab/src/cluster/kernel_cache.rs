@@ -42,7 +42,7 @@ struct Pages {
 
 /// The caches of one process.
 #[derive(Default)]
-pub struct Keeping {
+pub struct KernelCache {
     /// By inode: names of a directory, blocks of a file.
     kept: BTreeMap<u64, Vec<Kept>>,
     /// By inode.
@@ -106,7 +106,7 @@ fn lookup_after(change: &Operation, outcome: &Outcome) -> Option<(Operation, Out
     Some((lookup, found))
 }
 
-impl Keeping {
+impl KernelCache {
     /// Drops all that is kept: the session has ended. Changes in flight still count.
     pub fn clear(&mut self) {
         self.kept.clear();
@@ -116,7 +116,7 @@ impl Keeping {
 
     /// Clears everything: the process has ended.
     pub fn end_process(&mut self) {
-        *self = Keeping::default();
+        *self = KernelCache::default();
     }
 
     /// Changes of an inode that this machine has begun and ended: results read meanwhile are not cached.
