@@ -292,6 +292,7 @@ impl Asker {
 
 fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     let mut options = Options::default();
+    options.control.messages = protocol::wire::VERSION.into();
     options.wanted.only = config.transport;
     options.wanted.ethernet.interface = match (&config.interface, config.transport) {
         (None, Some(Provider::Ethernet)) => config.addresses()?.iter().find_map(Address::interface),
