@@ -184,11 +184,13 @@ impl Node {
         let growing = Growing {
             id,
             name: config.name.clone(),
+            least: region.length(),
             region,
             membership: membership.clone(),
             inbox: inbox.clone(),
             log: log.clone(),
             is_at_work: Arc::default(),
+            tried: Arc::default(),
         };
         let ways = (received, proposals, growing);
         let service = Service::new(config, (id, map), core, messenger, ways, log.clone());
