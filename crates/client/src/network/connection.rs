@@ -26,7 +26,7 @@ use crate::{HoldsSource, TurnListener};
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// A primary that has sent nothing for so long, though something is asked of it, may have been replaced.
 const QUIET: Duration = Duration::from_millis(250);
-/// Links are polled at least so often while calls go to a node in this process.
+/// Links are polled at least so often while no call waits for them.
 const POLL_EVERY: Duration = Duration::from_millis(5);
 /// Leases that are used are renewed so often.
 const RENEW_EVERY: Duration = Duration::from_millis(200);
@@ -261,10 +261,22 @@ impl Connection {
         let has_listener = self.listener.lock().is_some();
         self.client.ask_for_leases(has_listener);
         self.transmit();
-        while self.exchange() {
+        while self.exchange() || self.take_transferred() {
             self.transmit();
         }
         self.deliver();
+    }
+
+    /// Takes the results of transfers that have ended already, as those over shared memory do when they are begun; whether
+    /// there were some. So a read is answered without a wait.
+    fn take_transferred(&mut self) -> bool {
+        let before = self.reach.transfers();
+        if before > 0 {
+            let mut events = std::mem::take(&mut self.events);
+            self.messenger.poll(&mut events);
+            self.handle_events(events);
+        }
+        self.reach.transfers() < before
     }
 
     /// Gives a node in this process what there is for it; whether it had messages.
@@ -277,7 +289,7 @@ impl Connection {
     fn drive(&mut self) -> bool {
         let primary = self.primary();
         // Transfers end at this client's own links.
-        let waits = !self.calls.is_empty() && !self.reach.has_transfers();
+        let waits = !self.calls.is_empty() && self.reach.transfers() == 0;
         let entry = self.entry.as_mut();
         let entry = entry.filter(|entry| waits && entry.node() == primary);
         let replies = entry.map(Entry::drive);
@@ -448,16 +460,21 @@ impl Connection {
         let mut events = std::mem::take(&mut self.events);
         self.messenger.wait(&mut events, most);
         self.polled_at = now;
+        self.handle_events(events);
+        self.pump();
+    }
+
+    fn handle_events(&mut self, mut events: Vec<Event>) {
         for event in events.drain(..) {
             self.handle_event(event);
         }
         self.events = events;
-        self.pump();
     }
 
-    /// Polls the links if calls of a node in this process have kept it from that for long.
+    /// Polls the links and executes due actions if calls that need neither have kept it from that for long: those of a node in
+    /// this process, and reads over shared memory.
     pub fn catch_up(&mut self) {
-        if self.entry.is_some() && self.polled_at.elapsed() > POLL_EVERY {
+        if self.polled_at.elapsed() > POLL_EVERY {
             self.step(Duration::ZERO);
         }
     }

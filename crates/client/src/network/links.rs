@@ -87,20 +87,13 @@ impl Links {
     /// Targets that should be linked and are not.
     fn targets(&self, map: &ClusterMap) -> Vec<Target> {
         let members = map.units.iter().flat_map(|unit| &unit.map.members);
-        let nodes = members.map(|node| Target::Node(*node));
-        let addresses = (0..self.addresses.len()).map(Target::Address);
-        let wanted: Vec<Target> = match self.links.is_empty() {
-            true => nodes.chain(addresses).collect(),
-            false => nodes.collect(),
+        let unlinked = members.filter(|node| self.of(**node).is_none());
+        let addresses = match self.links.is_empty() {
+            true => 0..self.addresses.len(),
+            false => 0..0,
         };
-        let is_linked = |target: &Target| match target {
-            Target::Node(node) => self.of(*node).is_some(),
-            Target::Address(_) => false,
-        };
-        wanted
-            .into_iter()
-            .filter(|target| !is_linked(target))
-            .collect()
+        let nodes = unlinked.map(|node| Target::Node(*node));
+        nodes.chain(addresses.map(Target::Address)).collect()
     }
 
     /// Dials the targets that are due.

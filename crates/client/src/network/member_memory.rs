@@ -53,9 +53,9 @@ impl Reach {
         }
     }
 
-    /// Whether transfers are in flight.
-    pub fn has_transfers(&self) -> bool {
-        !self.in_flight.is_empty()
+    /// Number of transfers in flight.
+    pub fn transfers(&self) -> usize {
+        self.in_flight.len()
     }
 
     /// Which side moves the data, with a primary at the other end of this transport.
