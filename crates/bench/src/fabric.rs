@@ -8,6 +8,7 @@ mod frames;
 mod messages;
 pub mod ping;
 mod raw;
+mod requests;
 mod sizes;
 mod transfers;
 
@@ -30,7 +31,7 @@ use crate::{Error, Workload};
 /// Name of the group of its rows.
 pub const GROUP: &str = "fabric";
 
-pub const WORKLOADS: [Workload; 9] = [
+pub const WORKLOADS: [Workload; 10] = [
     Workload {
         name: "shm ping",
         measure: ping::shm,
@@ -62,6 +63,10 @@ pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "idle connections",
         measure: messages::idle,
+    },
+    Workload {
+        name: "request and answer",
+        measure: requests::measure,
     },
     Workload {
         name: "ways of a payload",

@@ -398,7 +398,11 @@ impl Messenger {
         }
         let lane = &self.lanes[link.lane];
         if link.is_ready && link.pulls.wants_pool(bytes.len()) {
-            link.offer_pool(&mut self.transports, lane.provider);
+            let device = self.transports.device(lane.provider);
+            match device.is_some_and(|device| device.capabilities().passive_target) {
+                true => link.offer_pool(&mut self.transports, lane.provider),
+                false => link.pulls.offered(None),
+            }
         }
         let queue = self.transports.queue(lane.provider);
         let queue = queue.ok_or(SendError::Ended)?;
@@ -453,6 +457,7 @@ impl Messenger {
             self.look_at_unready(events);
         }
         if !self.behind.is_empty() {
+            self.read_waiting(events);
             self.catch_up();
         }
         if !self.held.is_empty() || !self.ended.is_empty() {
@@ -516,7 +521,7 @@ impl Messenger {
         queue.poll(&mut reports);
         for report in reports.drain(..) {
             match report {
-                fabric::Event::Message(message) => self.receive(index, &message, events),
+                fabric::Event::Message(message) => self.receive(index, message, events),
                 fabric::Event::Lost(endpoint, failure) => {
                     if let Some(slot) = self.slot_of(index, endpoint) {
                         self.end(slot, failure.into(), events);
@@ -535,7 +540,7 @@ impl Messenger {
         (link.lane == lane && link.session.endpoint() == endpoint).then_some(slot)
     }
 
-    fn receive(&mut self, lane: usize, message: &Message, events: &mut Vec<Event>) {
+    fn receive(&mut self, lane: usize, message: Message, events: &mut Vec<Event>) {
         let endpoint = match message.origin {
             Origin::Endpoint(endpoint) => endpoint,
             Origin::Group(group) => {
@@ -556,8 +561,12 @@ impl Messenger {
         };
         let taken = link.take(queue, message);
         let is_announced = std::mem::take(&mut link.pulls.is_announced);
-        if link.pulls.is_due() {
+        let has_unread = link.has_unread();
+        if link.pulls.is_due() || has_unread {
             self.fall_behind(slot);
+        }
+        if has_unread {
+            self.post_reads(slot, events);
         }
         if is_announced {
             self.hear(slot, events);
@@ -569,6 +578,18 @@ impl Messenger {
                 bytes: bytes.into(),
             }),
             Err(what) => self.end(slot, Reason::Fragment(what), events),
+        }
+    }
+
+    /// Begins to read fragments that waited for room.
+    fn read_waiting(&mut self, events: &mut Vec<Event>) {
+        let mut next = 0;
+        while let Some(&slot) = self.behind.get(next) {
+            let link = self.links[slot].link.as_deref();
+            if link.is_some_and(Link::has_unread) {
+                self.post_reads(slot, events);
+            }
+            next += 1;
         }
     }
 

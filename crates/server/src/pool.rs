@@ -497,6 +497,3 @@ fn history(replica: &Replica) -> Vec<EpochStart> {
         .map(|(epoch, start)| EpochStart { epoch, start })
         .collect()
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,9 +7,12 @@ use bytes::Bytes;
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
-use super::pull::{About, LOCATION, Location, Pulls};
+use super::pull::{About, Arriving, LOCATION, Location, Pulls};
 use crate::control::PeerSession;
 use fabric::{Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
+
+/// Why a location ends a link.
+const UNREADABLE: &str = "it describes memory that cannot be read";
 
 pub struct Link {
     pub session: PeerSession,
@@ -80,7 +83,7 @@ impl Link {
         self.backlog.push_back(Waiting { bytes, at });
     }
 
-    /// Posts what waits; whether that was all.
+    /// Posts what waits; whether nothing waits any more, also to be read.
     pub fn catch_up(&mut self, queue: &mut Queue, pool: Option<&Pool>) -> bool {
         if !self.is_ready || !self.post_owed(queue) {
             return false;
@@ -93,22 +96,34 @@ impl Link {
             }
             self.backlog_bytes -= waiting.bytes.len().max(1);
         }
-        true
+        !self.has_unread()
     }
 
     /// Takes a message of the transport; returns the message of the peer that it completes.
     pub fn take(
         &mut self,
         queue: &mut Queue,
-        message: &Message,
+        message: Message,
     ) -> Result<Option<Vec<u8>>, &'static str> {
-        match About::of(message)? {
-            None => self.incoming.take(message),
-            Some(About::Location(location)) => self.pull(queue, location),
+        match About::of(&message)? {
+            None if self.pulls.arriving.is_empty() => self.incoming.take(&message),
+            None => {
+                let waits = Arriving::InMessage(message);
+                self.pulls.arriving.push_back(waits);
+                Ok(None)
+            }
+            Some(About::Location(location)) if queue.capabilities().immediate_reads => {
+                self.pull(queue, location)
+            }
+            Some(About::Location(location)) => {
+                self.pulls.arriving.push_back(Arriving::At(location));
+                Ok(None)
+            }
             Some(about) => self.pulls.hear(about).map(|()| None),
         }
     }
 
+    /// Copies a fragment out of the peer's memory, at once.
     fn pull(
         &mut self,
         queue: &mut Queue,
@@ -121,10 +136,68 @@ impl Link {
         } = location;
         let from = self.pulls.source()?.at(offset);
         let endpoint = self.session.endpoint();
-        self.incoming.add(head, length as usize, |into| {
+        let whole = self.incoming.add(head, length as usize, |into| {
             let loaded = queue.load(endpoint, (from, length), into);
-            loaded.map_err(|_| "it describes memory that cannot be read")
-        })
+            loaded.map_err(|_| UNREADABLE)
+        })?;
+        self.pulls.has_copied();
+        Ok(whole)
+    }
+
+    /// Begins to read fragments, as far as there is room.
+    pub fn post_reads(&mut self, queue: &mut Queue, pool: &Pool) -> Result<(), &'static str> {
+        for index in 0..self.pulls.arriving.len() {
+            let Arriving::At(location) = self.pulls.arriving[index] else {
+                continue;
+            };
+            let from = self.pulls.source()?.at(location.offset);
+            let Some(buffer) = pool.allocate(location.length) else {
+                break;
+            };
+            self.posted += 1;
+            let number = self.posted;
+            let into = &[buffer.piece(0, location.length)];
+            let request = WorkRequest::new(number, Work::Read { into, from });
+            match queue.post(self.session.endpoint(), &request.keeping(&buffer)) {
+                Ok(()) => {
+                    self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
+                }
+                Err(Refusal::Invalid(_)) => return Err(UNREADABLE),
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether locations wait for room.
+    pub fn has_unread(&self) -> bool {
+        let mut arriving = self.pulls.arriving.iter();
+        arriving.any(|it| matches!(it, Arriving::At(_)))
+    }
+
+    /// Takes fragments up to one that is being read; `ended` is the number of the read that has. Returns the messages that they
+    /// complete.
+    pub fn take_arrived(&mut self, ended: u64) -> Result<Vec<Vec<u8>>, &'static str> {
+        let mut whole = Vec::new();
+        loop {
+            let taken = match self.pulls.arriving.pop_front() {
+                Some(Arriving::InMessage(message)) => self.incoming.take(&message)?,
+                Some(Arriving::Read(number, location, buffer)) if number <= ended => {
+                    self.pulls.has_copied();
+                    let length = location.length;
+                    self.incoming.add(location.head, length as usize, |into| {
+                        buffer.append_to(length, into);
+                        Ok(())
+                    })?
+                }
+                Some(other) => {
+                    self.pulls.arriving.push_front(other);
+                    return Ok(whole);
+                }
+                None => return Ok(whole),
+            };
+            whole.extend(taken);
+        }
     }
 
     /// Posts what the peer has to learn about pulls; whether there was room for it.

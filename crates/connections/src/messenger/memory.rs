@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pmem::Region;
 
 use super::link::Link;
-use super::{Event, LinkId, Messenger, pull};
+use super::{Event, LinkId, Messenger, Reason, pull};
 use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
@@ -212,7 +212,7 @@ impl Messenger {
             return;
         }
         let Some(Posted { id, into }) = found.transfers.posted.remove(&completion.id.0) else {
-            return;
+            return self.read_fragments(slot, completion.id.0, events);
         };
         let bytes = into.map(|(buffer, length)| {
             let mut bytes = Vec::new();
@@ -221,6 +221,48 @@ impl Messenger {
         });
         let outcome = Some(bytes.unwrap_or_default().into());
         events.push(Event::Transferred { link, id, outcome });
+    }
+
+    /// A request has ended that was no transfer: it may have read a fragment.
+    fn read_fragments(&mut self, slot: usize, ended: u64, events: &mut Vec<Event>) {
+        let link = LinkId::new(slot, self.links[slot].generation);
+        let Some(found) = self.links[slot].link.as_deref_mut() else {
+            return;
+        };
+        if found.pulls.arriving.is_empty() {
+            return;
+        }
+        let taken = found.take_arrived(ended);
+        if found.pulls.is_due() || found.has_unread() {
+            self.fall_behind(slot);
+        }
+        match taken {
+            Ok(whole) => events.extend(whole.into_iter().map(|bytes| Event::Message {
+                link,
+                bytes: bytes.into(),
+            })),
+            Err(what) => self.end(slot, Reason::Fragment(what), events),
+        }
+    }
+
+    /// Begins to read fragments of a link, as far as there is room.
+    pub(super) fn post_reads(&mut self, slot: usize, events: &mut Vec<Event>) {
+        let Some(link) = self.links[slot].link.as_deref_mut() else {
+            return;
+        };
+        let lane = &mut self.lanes[link.lane];
+        if lane.transfers.is_none() {
+            lane.transfers = pool(&self.transports, lane.provider);
+        }
+        let (Some(queue), Some(pool)) = (
+            self.transports.queue(lane.provider),
+            lane.transfers.as_ref(),
+        ) else {
+            return;
+        };
+        if let Err(what) = link.post_reads(queue, pool) {
+            self.end(slot, Reason::Fragment(what), events);
+        }
     }
 
     /// Posts held requests, and reports transfers that ended without a completion.
@@ -259,7 +301,6 @@ impl Link {
     /// Makes a pool of buffers from which the peer pulls, and exports it. Without one, all data travels in messages.
     pub fn offer_pool(&mut self, transports: &mut Transports, provider: Provider) {
         let device = transports.device(provider);
-        let device = device.filter(|device| device.capabilities().immediate_reads);
         let pool = device.and_then(|device| Pool::new(device, &pull::CLASSES, Access::READ).ok());
         let exported = pool.filter(|pool| {
             let queue = transports.queue(provider);

@@ -19,14 +19,13 @@
 //!   copies the bytes of another message. A peer can read all of its own link's pool, and nothing of other links.
 //! - The peer reports copied fragments with its next message, or once half of the buffers of a size are lent: a message of
 //!   its own would wake up the sender for nothing.
+//! - Where a read takes a while, as over verbs, fragments behind it wait until it has ended: messages stay in order.
 //! - While no buffer is free, fragments travel in messages, as short ones do. So pulls hold nothing back.
 
 use std::collections::VecDeque;
 
 use fabric::buffers::Class;
 use fabric::{Buffer, Message, Pool, RemoteRegion};
-
-use super::MESSAGE_MAX;
 
 /// From this length on the rest of a message is pulled.
 pub const PULL_MIN: usize = 32 << 10;
@@ -112,11 +111,20 @@ impl Location {
             length: word(4),
             offset: u64::from(word(12)) << 32 | u64::from(word(8)),
         };
-        match location.length as usize {
-            1..=MESSAGE_MAX => Ok(location),
+        match location.length {
+            1..=LONGEST => Ok(location),
             _ => Err("the length of a fragment to pull is invalid"),
         }
     }
+}
+
+/// A fragment that is not part of a message yet.
+pub enum Arriving {
+    InMessage(Message),
+    /// To be read.
+    At(Location),
+    /// Being read by the request of this number.
+    Read(u64, Location, Buffer),
 }
 
 /// The pulls of one link, both ways.
@@ -140,6 +148,8 @@ pub struct Pulls {
     imported: Option<RemoteRegion>,
     /// Whether the peer has to learn that this side can pull.
     owes_ready: bool,
+    /// Locations, and fragments in messages behind the first of them, in the order of the message. Empty where reads are immediate.
+    pub arriving: VecDeque<Arriving>,
     /// Fragments copied by this side, which the peer has to learn.
     copied: u32,
     /// Fragments copied by this side.
@@ -238,11 +248,15 @@ impl Pulls {
         self.is_taken
     }
 
-    /// The peer's pool, of which a fragment is copied.
-    pub fn source(&mut self) -> Result<RemoteRegion, &'static str> {
-        self.copied += 1;
-        self.copied_in_all += 1;
+    /// The peer's pool, from which a fragment is to be copied.
+    pub fn source(&self) -> Result<RemoteRegion, &'static str> {
         self.imported
             .ok_or("it describes memory that was not exported")
+    }
+
+    /// A fragment was copied.
+    pub fn has_copied(&mut self) {
+        self.copied += 1;
+        self.copied_in_all += 1;
     }
 }
