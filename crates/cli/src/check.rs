@@ -10,7 +10,7 @@ use store::CheckOptions;
 use crate::arguments::Check;
 use crate::failure::{Failure, Outcome};
 use crate::info::write_json;
-use crate::pools::mounted_at;
+use crate::pools::{mounted_at, refuse_cluster};
 use crate::progress::while_working;
 use crate::sizes::show_size;
 
@@ -70,6 +70,10 @@ pub fn findings_remain(arguments: &Check, count: usize) -> Failure {
 
 /// Checks or repairs a pool and writes the report.
 pub fn examine(arguments: &Check, out: &mut dyn Write) -> Result<Verdict, Failure> {
+    refuse_cluster(
+        &arguments.pool,
+        "stop its nodes, and check the pool of each",
+    )?;
     let pool = arguments.pool.display();
     let explain = |error| Failure::Failed(format!("{pool}: {error}"));
     // A mount that umount(8) ended may still be closing the pool.

@@ -18,10 +18,11 @@ mod serve;
 mod status;
 mod up;
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -169,6 +170,19 @@ impl State {
         self.directory.join("mounts")
     }
 
+    /// The directories that show the cluster. Another user may have a cluster of the same name.
+    pub fn mounted(&self) -> Result<Vec<PathBuf>, Failure> {
+        let noted = fs::read(self.mounts()).unwrap_or_default();
+        let is_noted = |directory: &Path| {
+            let mut lines = noted.split(|byte| *byte == b'\n');
+            lines.any(|line| line == directory.as_os_str().as_bytes())
+        };
+        let source = PathBuf::from(self.source());
+        let mounts = fuse::mounts()?.into_iter();
+        let shown = mounts.filter(|it| it.source == source && is_noted(&it.directory));
+        Ok(shown.map(|mount| mount.directory).collect())
+    }
+
     /// Names of the nodes that have a file with this ending.
     pub fn nodes_with(&self, ending: &str) -> Vec<String> {
         let entries = std::fs::read_dir(&self.directory);
@@ -184,6 +198,26 @@ impl State {
     pub fn source(&self) -> String {
         format!("tako:///{}", self.name)
     }
+}
+
+/// Whether a node of a cluster runs on this host.
+pub fn runs(name: &str) -> bool {
+    State::of(name).is_ok_and(|state| {
+        let mut nodes = state.nodes_with("status").into_iter();
+        nodes.any(|node| UnixStream::connect(state.file(&node, "status")).is_ok())
+    })
+}
+
+/// The failure to reach a cluster of this host without a running node.
+pub fn does_not_run(name: &str) -> Failure {
+    let is_known = State::of(name).is_ok_and(|state| !state.nodes_with("toml").is_empty());
+    let advice = match is_known {
+        true => "its files are kept; serve them with",
+        false => "start a cluster with",
+    };
+    Failure::Failed(format!(
+        "no node of cluster {name} runs on this host; {advice} `tako up --name {name}`"
+    ))
 }
 
 /// Notes that a directory shows a cluster of this host, for `tako down`.

@@ -12,6 +12,7 @@ use zerocopy::FromBytes;
 
 use crate::channel;
 use crate::failure::{Failure, Outcome};
+use crate::pools::refuse_cluster;
 use crate::sizes::{show_size, show_time};
 
 /// Information about a pool as a whole.
@@ -205,6 +206,7 @@ pub fn ring_start(region: &Region) -> u64 {
 }
 
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {
+    refuse_cluster(pool, "run `tako status`")?;
     let info = Info::of(pool)?;
     match json {
         true => write_json(&info, out),

@@ -15,6 +15,7 @@ use store::format::superblock::{MAGIC, SUPERBLOCKS};
 use crate::arguments::Mkfs;
 use crate::failure::{Failure, Outcome};
 use crate::info::Info;
+use crate::pools::refuse_cluster;
 use crate::progress::while_working;
 use crate::signature;
 use crate::sizes::show_size;
@@ -24,6 +25,7 @@ const INODES_STEP: u64 = 16;
 
 pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     let pool = &arguments.pool;
+    refuse_cluster(pool, "make one with `tako up`")?;
     let there = match Region::open(pool, Access::ReadWrite) {
         Ok(region) => Some(region),
         Err(pmem::Error::NotFound { .. }) => {

@@ -18,7 +18,7 @@ use crate::arguments::files::Umount;
 use crate::channel;
 use crate::failure::{Failure, Outcome};
 use crate::log::{self, Log};
-use crate::pools::mounted_at;
+use crate::pools::{mounted_at, mounts_of};
 use crate::remote::{self, RemoteOptions};
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
@@ -98,6 +98,7 @@ fn serve(
         true => Log::System,
         false => Log::Terminal,
     };
+    fuse::make_free(directory)?;
     let mut mount = match is_remote(arguments) {
         true => {
             let file_system = remote::open(&arguments.source, &remote, log)?;
@@ -279,9 +280,18 @@ fn first_line(child: &mut Child) -> io::Result<String> {
 
 /// Unmounts a directory, or the directory that shows a pool.
 pub fn unmount(arguments: &Umount) -> Outcome {
-    let directory = match mounted_at(&arguments.target) {
-        Some(directory) => directory,
-        None => arguments.target.clone(),
+    let directory = match mounts_of(&arguments.target).as_slice() {
+        [] => arguments.target.clone(),
+        [directory] => directory.clone(),
+        several => {
+            let source = arguments.target.display();
+            let several = several.iter().map(|it| it.display().to_string());
+            let several: Vec<_> = several.collect();
+            return Err(Failure::Failed(format!(
+                "{source} is mounted on {}; name the directory to unmount",
+                several.join(" and ")
+            )));
+        }
     };
     match arguments.lazy {
         true => fuse::unmount_lazily(&directory)?,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use client::{Cause, Error, FileSystem, Source};
 
+use crate::cluster::State;
 use crate::failure::{Failure, Outcome};
 use crate::location::{Location, PoolPath};
 use crate::log::Log;
@@ -65,11 +66,37 @@ fn is_busy(error: &Error) -> bool {
 
 /// The directory that shows a pool, if it is mounted.
 pub fn mounted_at(pool: &Path) -> Option<PathBuf> {
-    let source = pool.canonicalize().ok()?;
-    let mut mounts = fuse::mounts().ok()?.into_iter();
-    mounts
-        .find(|mount| mount.source == source)
-        .map(|mount| mount.directory)
+    mounts_of(pool).into_iter().next()
+}
+
+/// The directories that show a pool, of which there is at most one, or a cluster.
+pub fn mounts_of(source: &Path) -> Vec<PathBuf> {
+    let name = source.to_string_lossy();
+    let source = match name.parse::<Source>() {
+        Ok(Source { hosts, name }) if hosts.is_empty() => {
+            let mounted = State::of(&name).and_then(|state| state.mounted());
+            return mounted.unwrap_or_default();
+        }
+        Ok(_) => source.to_owned(),
+        Err(_) => match source.canonicalize() {
+            Ok(source) => source,
+            Err(_) => return Vec::new(),
+        },
+    };
+    let mounts = fuse::mounts().unwrap_or_default().into_iter();
+    let shown = mounts.filter(|mount| mount.source == source);
+    shown.map(|mount| mount.directory).collect()
+}
+
+/// Refuses a cluster in place of a pool file; `instead` is what to do.
+pub fn refuse_cluster(pool: &Path, instead: &str) -> Outcome {
+    if !Source::is_source(pool.as_os_str().as_bytes()) {
+        return Ok(());
+    }
+    let pool = pool.display();
+    Err(Failure::Usage(format!(
+        "{pool} is a cluster, not a pool; {instead}"
+    )))
 }
 
 /// Does `work` on the tree of a place, and ends its use also when the work fails.

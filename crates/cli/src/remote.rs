@@ -12,6 +12,7 @@ use fabric::Provider;
 use fuse::{Cache, MountOptions};
 use protocol::ClusterMap;
 
+use crate::cluster;
 use crate::failure::Failure;
 use crate::log::Log;
 
@@ -157,7 +158,18 @@ pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSyst
 fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, Failure> {
     let text = source.to_string_lossy();
     let reached = network_options(reach(&text, options)?, options, &text, log);
-    Network::connect(reached).map_err(|error| Failure::Failed(error.to_string()))
+    Network::connect(reached).map_err(|error| match local_name(&text) {
+        Some(name) if matches!(error, network::Error::Unreachable(_)) && !cluster::runs(&name) => {
+            cluster::does_not_run(&name)
+        }
+        _ => Failure::Failed(error.to_string()),
+    })
+}
+
+/// The name of a cluster of this host.
+fn local_name(source: &str) -> Option<String> {
+    let source = source.parse::<Source>().ok()?;
+    source.hosts.is_empty().then_some(source.name)
 }
 
 /// Returns how to connect to the cluster of a source, without the options of the mount.

@@ -7,7 +7,7 @@ mod nodes;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use common::{Run, Scratch};
 use serde_json::Value;
@@ -28,25 +28,24 @@ impl Node {
         for node in ["n2", "client"] {
             common::tako(&["keys", "issue", &scratch.path("keys"), node]).ended(0);
         }
-        let config = configure(&scratch, "n1", 0, "keys/n1");
-        let mut serve = common::command(&["serve", "--config", &config]);
-        serve.env("TAKO_STATE", scratch.path("state"));
-        let mut child = common::start(serve.stdout(Stdio::piped()).stderr(Stdio::inherit()));
-        let mut line = String::new();
-        let output = child.stdout.take().expect("it is piped");
-        BufReader::new(output).read_line(&mut line).expect("text");
-        let port = line.trim().rsplit(':').next();
+        let (child, port) = serve(&scratch);
         Node {
-            port: port.and_then(|it| it.parse().ok()).unwrap_or(0),
+            port,
             child,
             scratch,
         }
+    }
+
+    /// Starts its process again.
+    fn serve(&mut self) {
+        (self.child, self.port) = serve(&self.scratch);
     }
 
     /// Runs a command of a client with these keys.
     fn ask(&self, keys: &str, arguments: &[&str]) -> Run {
         let mut command = common::command(arguments);
         command.env("TAKO_KEYS", self.scratch.path(keys));
+        command.env("TAKO_STATE", self.scratch.path("state"));
         let output = common::run(&mut command);
         Run {
             code: output.status.code(),
@@ -57,7 +56,9 @@ impl Node {
 
     /// Error of another node that does not start.
     fn refused(&self, config: &str) -> String {
-        let mut serve = common::command(&["serve", "--config", config]);
+        // One that starts does not end.
+        let mut serve = Command::new("timeout");
+        serve.args(["60", common::TAKO, "serve", "--config", config]);
         serve.env("TAKO_STATE", self.scratch.path("state"));
         let output = common::run(&mut serve);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -65,6 +66,20 @@ impl Node {
         assert_eq!(said.lines().count(), 1, "{said}");
         said
     }
+}
+
+/// Starts the node, and returns its process and port.
+fn serve(scratch: &Scratch) -> (Child, u16) {
+    let config = configure(scratch, "n1", 0, "keys/n1");
+    let mut serve = common::command(&["serve", "--config", &config]);
+    serve.env("TAKO_STATE", scratch.path("state"));
+    let mut child = common::start(serve.stdout(Stdio::piped()).stderr(Stdio::inherit()));
+    let mut line = String::new();
+    let output = child.stdout.take().expect("it is piped");
+    BufReader::new(output).read_line(&mut line).expect("text");
+    let port = line.trim().rsplit(':').next();
+    let port = port.and_then(|it| it.parse().ok()).unwrap_or(0);
+    (child, port)
 }
 
 impl Drop for Node {
@@ -121,6 +136,63 @@ fn clients_with_wrong_keys_or_names_and_nodes_with_a_port_in_use_are_refused() {
     );
     let twice = node.refused(&configure(&node.scratch, "n1", 0, "keys/n1"));
     assert!(twice.contains("n1.pool is in use"), "{twice}");
+    let found = node.ask("keys/client", &["cat", &path]).ended(0);
+    assert_eq!(found, "contents");
+}
+
+#[test]
+fn nodes_that_disagree_or_have_one_name_are_refused() {
+    let mut node = Node::start();
+    let source = format!("tako://127.0.0.1:{}/bad", node.port);
+    let file = node.scratch.path("file");
+    std::fs::write(&file, "contents").expect("written");
+    let path = format!("{source}:/file");
+    node.ask("keys/client", &["cp", &file, &path]).ended(0);
+    let edited = |name: &str, from: &str, to: &str| {
+        let config = configure(&node.scratch, name, 0, &format!("keys/{name}"));
+        let text = std::fs::read_to_string(&config).expect("written");
+        assert!(text.contains(from), "{text}");
+        let path = node.scratch.path("edited.toml");
+        std::fs::write(&path, text.replacen(from, to, 1)).expect("written");
+        path
+    };
+    let keys = node.scratch.path("keys/n2");
+    let foreign = node.scratch.path("foreign");
+    common::tako(&["keys", "init", &foreign, "n2"]).ended(0);
+    let sections = [
+        ("members = 1", "members = 2", "made with 1; set it to 1"),
+        ("members = 1", "members = 1\nmin_sync = 1", "`min_sync = 1`"),
+        ("members = 1", "members = 1\nspares = 1", "`spares`"),
+        ("size = \"16M\"", "", "`size`"),
+        ("[membership]\ndirectory", "[membership]\n#", "`membership`"),
+        (
+            "cluster = \"bad\"",
+            "cluster = \"good\"",
+            "keeps cluster bad",
+        ),
+        (&keys, &format!("{foreign}/n2"), "the keys are of cluster"),
+        (&keys, "/nowhere", "/nowhere/"),
+    ];
+    for (from, to, sentence) in sections {
+        let refused = node.refused(&edited("n2", from, to));
+        assert!(refused.contains(sentence), "{from}, {to}: {refused}");
+    }
+    // A second node of a name with a pool of its own would count as the first one with a new pool.
+    let refused = node.refused(&edited("n1", "n1.pool", "other.pool"));
+    let sentence = format!(
+        "another node n1 of cluster bad runs, at 127.0.0.1:{}",
+        node.port
+    );
+    assert!(refused.contains(&sentence), "{refused}");
+    let found = node.ask("keys/client", &["cat", &path]).ended(0);
+    assert_eq!(found, "contents");
+    let grow = ["grow", &source, "--size", "32M"];
+    node.ask("keys/client", &grow).ended(0);
+    // Nothing of them is in the cluster.
+    node.child.kill().expect("it is ours");
+    node.child.wait().expect("it is ours");
+    node.serve();
+    let path = format!("tako://127.0.0.1:{}/bad:/file", node.port);
     let found = node.ask("keys/client", &["cat", &path]).ended(0);
     assert_eq!(found, "contents");
 }

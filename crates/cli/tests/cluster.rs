@@ -294,6 +294,14 @@ fn mistakes_are_told_in_one_sentence_and_leave_nothing() {
         .tako(&[&up[..], &["--size", "64K"]].concat())
         .ended(1);
     assert!(refused.contains("node n1 did not start: "), "{refused}");
+    let least = "`size` of a pool must be at least 4194304 bytes, got 65536";
+    assert!(refused.contains(least), "{refused}");
+    // Neither is a directory that does not exist.
+    let nowhere = cluster.scratch.path("nowhere");
+    let refused = cluster
+        .tako(&[&up[..], &["--mount", &nowhere]].concat())
+        .ended(1);
+    assert!(refused.contains("nowhere does not exist"), "{refused}");
     assert!(!Path::new(&cluster.state()).join("c").exists());
     assert!(!Path::new(&pools).exists());
     // A file that is no pool is not overwritten.
@@ -307,19 +315,69 @@ fn mistakes_are_told_in_one_sentence_and_leave_nothing() {
     assert_eq!(std::fs::read(&pool).expect("it is there"), vec![7; 1 << 20]);
     std::fs::remove_file(&pool).expect("it is there");
     cluster
-        .tako(&[&up[..], &["--size", "16M"]].concat())
+        .tako(&[&up[..], &["--size", "4M"]].concat())
         .ended(0);
     let refused = cluster
         .tako(&["up", "--name", "c", "--nodes", "3"])
         .ended(1);
     assert!(refused.contains("has 2 nodes"), "{refused}");
+    for option in [["--size", "8M"], ["--min-sync", "1"], ["--group", "off"]] {
+        let refused = cluster.tako(&[&["up", "--name", "c"], &option[..]].concat());
+        let sentence = format!("exists already; leave out {}", option[0]);
+        let refused = refused.ended(1);
+        assert!(refused.contains(&sentence), "{refused}");
+    }
+    // Commands for one pool file refuse a cluster.
+    for command in ["info", "check", "mkfs"] {
+        let refused = cluster.tako(&[command, "tako:///c"]).ended(2);
+        assert!(refused.contains("is a cluster, not a pool; "), "{refused}");
+    }
     // A pool of the unit is not opened alone.
     cluster.down(&[]).ended(0);
+    for command in [&["ls", "tako:///c:/"][..], &["mount", "tako:///c", &pools]] {
+        let refused = cluster.tako(command).ended(1);
+        let sentence = "tako: no node of cluster c runs on this host; its files are kept; serve them with `tako up --name c`\n";
+        assert_eq!(refused, sentence);
+    }
     let pool = pool.display().to_string();
     let refused = cluster.tako(&["mount", &pool, &pools]).ended(1);
     assert!(refused.contains("unit"), "{refused}");
     let refused = common::tako(&["ls", &format!("{pool}:/")]).ended(1);
     assert!(refused.contains("unit"), "{refused}");
+}
+
+#[test]
+fn a_directory_shows_one_cluster_at_a_time() {
+    let cluster = Cluster::serving("1", "16M");
+    let directory = mounted(&cluster);
+    std::fs::write(directory.join("file"), "contents").expect("written");
+    let path = directory.display().to_string();
+    let again = cluster.tako(&["up", "--name", "c", "--mount", &path]);
+    let already = format!("tako:///c is mounted on {path} already\n");
+    assert!(again.ended(0).ends_with(&already));
+    let pool = cluster.scratch.pool("alone", "16M");
+    for source in ["tako:///c", &pool] {
+        let refused = cluster.tako(&["mount", source, &path]).ended(1);
+        assert!(refused.contains("shows tako:///c already"), "{refused}");
+    }
+    // A mount of which the process was killed is replaced.
+    let other = cluster.scratch.path("other");
+    let mount = ["mount", "--foreground", "tako:///c", &other];
+    let mut killed = Mounted::by(&mut cluster.command(&mount), &other);
+    killed.child.kill().expect("it is ours");
+    killed.child.wait().expect("it is ours");
+    cluster.tako(&["mount", "tako:///c", &other]).ended(0);
+    // With several directories the source does not name one.
+    let refused = cluster.tako(&["umount", "tako:///c"]).ended(1);
+    let several = format!("is mounted on {path} and {other}; name the directory");
+    assert!(refused.contains(&several), "{refused}");
+    cluster.tako(&["umount", &other]).ended(0);
+    drop(killed);
+    let found = std::fs::read(directory.join("file")).expect("it is there");
+    assert_eq!(found, b"contents");
+    cluster.tako(&["umount", "tako:///c"]).ended(0);
+    assert!(!directory.join("file").exists());
+    cluster.down(&[]).ended(0);
 }
 
 #[test]

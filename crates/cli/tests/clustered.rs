@@ -52,21 +52,24 @@ fn pjdfstest_finds_nothing_wrong_on_a_cluster() {
     tools::pjdfstest(&usual());
 }
 
-#[test]
-fn a_mount_of_a_cluster_is_like_the_model() {
-    let backing = usual();
+fn is_like_the_model(backing: &Backing, seeds: u64) {
     let mounted = backing.mount();
     let directory = PathBuf::from(&mounted.directory);
     let make = |_: &Arc<AtomicI64>| {
         MountedSystem::empty(directory.clone()).map_err(|error| error.to_string())
     };
-    for seed in 0..rounds(2) {
+    for seed in 0..seeds {
         if let Err(failure) = run_seed(seed, &Mix::mounted(), 300, make) {
             panic!("{failure}");
         }
     }
     mounted.unmount();
     backing.examine();
+}
+
+#[test]
+fn a_mount_of_a_cluster_is_like_the_model() {
+    is_like_the_model(&usual(), rounds(2));
 }
 
 #[test]
@@ -90,9 +93,11 @@ fn redis_keeps_its_keys_on_a_cluster() {
 fn other_clusters_are_like_the_usual_one() {
     let others = [
         ("3", "transport=tcp"),
+        ("3", "transport=tcp,io=client"),
         ("1", "ack=primary"),
         ("2", "ack=all"),
         ("3", "ack=sent"),
+        ("2+1", "ack=primary"),
     ];
     for (nodes, options) in others {
         let backing = || Backing::cluster(nodes, "64M", options);
@@ -102,6 +107,7 @@ fn other_clusters_are_like_the_usual_one() {
             programs::sqlite(&backing(), (4, 100), Journal::Wal);
             programs::sqlite(&backing(), (4, 50), Journal::Rollback);
             programs::redis(&backing(), (4, 300));
+            is_like_the_model(&backing(), 10);
         } else {
             tools::fsx(&backing(), &[(256 << 10, 64 << 10, 1, 300, 1)]);
         }

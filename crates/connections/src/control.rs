@@ -80,13 +80,15 @@ pub struct Local {
     pub options: Options,
 }
 
-/// Time limits of a process for its peers.
+/// What a process expects of its peers.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// How long a peer may take for each step.
     pub step_timeout: Duration,
     /// Greatest number of callers in progress; for each one more, the oldest is dropped.
     pub callers: usize,
+    /// Version of the messages that the layers above exchange. A peer with another one is refused.
+    pub messages: u16,
 }
 
 impl Default for Options {
@@ -94,6 +96,7 @@ impl Default for Options {
         Options {
             step_timeout: Duration::from_secs(5),
             callers: 256,
+            messages: 0,
         }
     }
 }
@@ -131,6 +134,7 @@ impl Local {
             started: process::started(),
             socket,
             offers: self.offers.clone(),
+            messages: self.options.messages,
         }
     }
 
@@ -139,6 +143,13 @@ impl Local {
         let who = who.to_string();
         if VERSIONS.common(hello.versions).is_none() {
             return Err(Error::versions(&who, VERSIONS, hello.versions));
+        }
+        if hello.messages != self.options.messages {
+            return Err(Error::Messages {
+                who,
+                own: self.options.messages,
+                theirs: hello.messages,
+            });
         }
         if hello.cluster != self.identity.cluster {
             return Err(Error::Cluster {

@@ -16,7 +16,7 @@ use connections::messenger::{self, Event, Messenger};
 use fabric::Provider;
 use operations::{Acknowledge, FileId, FileKind, Operation, Outcome, OwnedNewInode, WriteAt};
 use protocol::cluster::FIRST_CLIENT;
-use protocol::wire::{Body, Envelope, Message};
+use protocol::wire::{Body, Envelope, Message, VERSION};
 use rustix::time::{ClockId, clock_gettime};
 use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeConfig};
@@ -364,6 +364,7 @@ fn a_wrong_key_opens_no_memory_and_ends_the_link() {
         let map = cluster.membership.read().unwrap().unwrap();
         let identity = Identity::local(map.cluster, "client").unwrap();
         let mut options = messenger::Options::default();
+        options.control.messages = VERSION.into();
         options.wanted.only = Some(provider);
         let mut messenger = Messenger::open(identity, options).unwrap();
         let address = Address::Unix(cluster.socket(0));
@@ -390,4 +391,28 @@ fn a_wrong_key_opens_no_memory_and_ends_the_link() {
         let is_exported = |it: &Event| matches!(it, Event::Exported { .. });
         assert!(!events.iter().any(is_exported), "{provider}: {events:?}");
     }
+}
+
+#[test]
+fn a_peer_with_another_version_of_messages_is_refused() {
+    let cluster = Cluster::start(1, Provider::Shm);
+    cluster.primary();
+    let network = cluster.connect(None);
+    let map = cluster.membership.read().unwrap().unwrap();
+    let address = Address::Unix(cluster.socket(0));
+    for version in [VERSION - 1, VERSION + 1] {
+        let identity = Identity::local(map.cluster, "client").unwrap();
+        let mut options = messenger::Options::default();
+        options.control.messages = version.into();
+        let mut messenger = Messenger::open(identity, options).unwrap();
+        let refused = messenger.dial_now(&address, Some("n0")).unwrap_err();
+        let sentence = format!(
+            " speaks version {VERSION} of messages and this node {version}; use one version of tako on all nodes and clients"
+        );
+        assert!(refused.to_string().ends_with(&sentence), "{refused}");
+    }
+    // Others do not notice.
+    let file = create(&network, "file");
+    write(&network, file, 0, data(1, 100));
+    assert_eq!(read(&network, file, 0, 100), data(1, 100));
 }

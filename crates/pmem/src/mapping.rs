@@ -25,7 +25,7 @@ pub(crate) struct Mapping {
     /// If the pages may go away. It goes before them.
     watched: Option<Watched>,
     pages: Pages,
-    /// It only grows, up to its reach.
+    /// It grows up to its reach, and shrinks to what is in use.
     length: AtomicUsize,
     /// Bytes of the pages, or without those that are memory of [`Mapping::with_memory_behind`].
     reach: AtomicUsize,
@@ -129,6 +129,31 @@ impl Mapping {
         };
         crate::pool::reserve(&self.path, file, length)?;
         self.length.fetch_max(length as usize, Ordering::Release);
+        Ok(())
+    }
+
+    /// See [`crate::Region::shrink`].
+    pub(crate) fn shrink(&self, length: u64) -> Result<(), Error> {
+        let before = self.length();
+        let is_file = matches!(self.kind, Kind::File | Kind::HugePageFile | Kind::FileDax);
+        let file = self
+            .file
+            .as_ref()
+            .filter(|_| is_file && self.access == Access::ReadWrite);
+        let Some(LockedFile(file)) = file.filter(|_| length < before) else {
+            return Ok(());
+        };
+        let error = |errno| Error::from_system(&self.path, "give back space of", errno);
+        // hugetlbfs has whole pages.
+        let unit = rustix::fs::fstat(file).map_err(error)?.st_blksize as u64;
+        let length = length.next_multiple_of(unit.max(1));
+        if length < before {
+            self.length.store(length as usize, Ordering::Release);
+            rustix::fs::ftruncate(file, length).map_err(|errno| {
+                self.length.store(before as usize, Ordering::Release);
+                error(errno)
+            })?;
+        }
         Ok(())
     }
 

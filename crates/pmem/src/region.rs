@@ -211,6 +211,18 @@ impl Region {
         }
     }
 
+    /// Makes an open file shorter, if it is longer, to the next length that its file system has, for all that share the region.
+    /// Nothing is behind that length, and nothing accesses it. Other regions stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: it is as long as before.
+    pub fn shrink(&self, length: u64) -> Result<(), Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.shrink(length),
+            Simulated(_) => Ok(()),
+        }
+    }
+
     /// A region of the same bytes and `bytes` of memory behind them, at one range of addresses, for adapters that take no more. The
     /// memory is not part of the pool's file. It can be had once; from then on the pool does not grow while it is open, so let no
     /// other thread grow it meanwhile.

@@ -184,11 +184,13 @@ impl Node {
         let growing = Growing {
             id,
             name: config.name.clone(),
+            least: region.length(),
             region,
             membership: membership.clone(),
             inbox: inbox.clone(),
             log: log.clone(),
             is_at_work: Arc::default(),
+            tried: Arc::default(),
         };
         let ways = (received, proposals, growing);
         let service = Service::new(config, (id, map), core, messenger, ways, log.clone());
@@ -292,6 +294,7 @@ impl Asker {
 
 fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     let mut options = Options::default();
+    options.control.messages = protocol::wire::VERSION.into();
     options.wanted.only = config.transport;
     options.wanted.ethernet.interface = match (&config.interface, config.transport) {
         (None, Some(Provider::Ethernet)) => config.addresses()?.iter().find_map(Address::interface),

@@ -497,3 +497,6 @@ fn history(replica: &Replica) -> Vec<EpochStart> {
         .map(|(epoch, start)| EpochStart { epoch, start })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 
 use super::config::NodeFile;
 use super::{Down, State, control, failed, process};
@@ -79,22 +77,13 @@ fn forget_mount(state: &State, node: &str) -> Outcome {
     }
 }
 
-/// Unmounts what shows the cluster. Another user may have a cluster of the same name.
+/// Unmounts what shows the cluster.
 fn unmount(state: &State) -> Outcome {
-    let path = state.mounts();
-    let noted = fs::read(&path).unwrap_or_default();
-    let is_noted = |directory: &Path| {
-        let mut lines = noted.split(|byte| *byte == b'\n');
-        lines.any(|line| line == directory.as_os_str().as_bytes())
-    };
-    let source = PathBuf::from(state.source());
-    for mount in fuse::mounts()? {
-        if mount.source == source && is_noted(&mount.directory) {
-            fuse::unmount(&mount.directory)?;
-        }
+    for directory in state.mounted()? {
+        fuse::unmount(&directory)?;
     }
     // Nothing was ever mounted, perhaps.
-    let _ = fs::remove_file(&path);
+    let _ = fs::remove_file(state.mounts());
     Ok(())
 }
 

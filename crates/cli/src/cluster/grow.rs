@@ -10,13 +10,15 @@ use crate::failure::{Failure, Outcome};
 /// Makes the pools of a cluster at least so many bytes long.
 pub fn run(source: &Source, length: u64, out: &mut dyn Write) -> Outcome {
     let name = &source.name;
-    if !source.hosts.is_empty() {
+    let state = State::of(name)?;
+    let mut nodes = state.nodes_with("status");
+    // One that is stopped does not answer, and would be waited for.
+    nodes.retain(|node| is_of(source, &state, node));
+    if nodes.is_empty() && !source.hosts.is_empty() {
         return Err(Failure::Usage(format!(
-            "a cluster is made larger on the host of one of its nodes; run `tako grow tako:///{name} --size SIZE` there"
+            "no node of {source} runs on this host, and a cluster is made larger on the host of a node; run `tako grow tako:///{name} --size SIZE` there"
         )));
     }
-    let state = State::of(name)?;
-    let nodes = state.nodes_with("status");
     let mut answers = nodes
         .iter()
         .filter_map(|node| control::ask_to_grow(&state, node, length));
@@ -28,10 +30,14 @@ pub fn run(source: &Source, length: u64, out: &mut dyn Write) -> Outcome {
             )));
         }
     }
-    writeln!(
-        out,
-        "the pools of {} have {length} bytes now",
-        state.source()
-    )?;
+    writeln!(out, "the pools of {source} have {length} bytes now")?;
     Ok(())
+}
+
+/// Whether a node of this host answers, and is of the cluster that a source with hosts names.
+fn is_of(source: &Source, state: &State, node: &str) -> bool {
+    control::ask(state, node).is_some_and(|report| {
+        let mut addresses = report.map.nodes.iter().flat_map(|node| &node.addresses);
+        source.hosts.is_empty() || addresses.any(|address| source.hosts.contains(address))
+    })
 }

@@ -11,7 +11,7 @@ use server::node::{GroupStatus, LinkStatus, Load, NodeStatus, Role, Space};
 
 use super::control::Report;
 use super::inside::{MountReport, Stage};
-use super::{State, Status, control};
+use super::{State, Status, control, does_not_run};
 use crate::failure::{Failure, Outcome};
 use crate::remote;
 use crate::sizes::show_short_size;
@@ -102,14 +102,7 @@ fn collect(state: &State) -> Result<Cluster, Failure> {
         .collect();
     let newest = reports.iter().map(|report| &report.map);
     let Some(map) = newest.max_by_key(|map| map.version) else {
-        let name = &state.name;
-        let advice = match state.nodes_with("toml").is_empty() {
-            true => "start a cluster with",
-            false => "its files are kept; serve them with",
-        };
-        return Err(Failure::Failed(format!(
-            "no node of cluster {name} runs on this host; {advice} `tako up --name {name}`"
-        )));
+        return Err(does_not_run(&state.name));
     };
     let primary = map.units.first().map_or(0, |unit| unit.map.primary);
     let name = map.node(primary).map(|node| &node.name);

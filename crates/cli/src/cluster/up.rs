@@ -29,9 +29,9 @@ const SERVE_WITHIN: Duration = Duration::from_secs(60);
 
 pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     let state = State::of(&arguments.name)?;
-    let inside = arguments.mount.as_ref().filter(|_| arguments.inside);
-    let inside = inside.map(|directory| fuse::mount_point(directory));
-    let directory = inside.transpose()?;
+    let directory = arguments.mount.as_ref().map(|it| fuse::mount_point(it));
+    let directory = directory.transpose()?;
+    let inside = directory.as_ref().filter(|_| arguments.inside);
     state.make()?;
     let _lock = lock(&state)?;
     let known = state.nodes_with("toml");
@@ -41,14 +41,11 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         false => existing(&state, arguments, known)?,
     };
     let mut started = Vec::new();
-    let inside = directory
-        .as_ref()
-        .map(|directory| choose_inside(&state, &nodes, directory));
-    let inside = inside.transpose()?;
-    let (inside, files_before) = inside.unzip();
+    let chosen = inside.map(|directory| choose_inside(&state, &nodes, directory));
+    let (chosen, files_before) = chosen.transpose()?.unzip();
     let (members, spares) = nodes.split_at(nodes.len() - count_spares(&state, &nodes));
     // The first node of a new cluster becomes its primary.
-    let served = start(&state, inside.as_slice(), &mut started)
+    let served = start(&state, chosen.as_slice(), &mut started)
         .and_then(|()| start(&state, members, &mut started))
         .and_then(|()| start(&state, spares, &mut started))
         .and_then(|()| wait(&state, &nodes));
@@ -56,7 +53,7 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         // Nothing half-started is left; a failure to clean up would hide why it did not start.
         end(started);
         // A node that did not end by itself leaves its mount.
-        directory.iter().for_each(|it| unmount(&state, it));
+        inside.iter().for_each(|it| unmount(&state, it));
         for file in files_before.iter().flatten() {
             let _ = file.write(&state.file(&file.name, "toml"));
         }
@@ -67,15 +64,18 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     }
     let (name, source) = (&state.name, state.source());
     let count = members.len();
-    write!(out, "cluster {name}: {count} nodes serve {source}")?;
+    match count {
+        1 => write!(out, "cluster {name}: 1 node serves {source}")?,
+        count => write!(out, "cluster {name}: {count} nodes serve {source}")?,
+    }
     match spares.len() {
         0 => writeln!(out)?,
         1 => writeln!(out, ", and 1 stands by")?,
         count => writeln!(out, ", and {count} stand by")?,
     }
-    match (&arguments.mount, &inside) {
+    match (&directory, &chosen) {
         (Some(_), Some(node)) => wait_for_mount(&state, node, out),
-        (Some(directory), None) => mount(&source, directory, out),
+        (Some(directory), None) => mount(&state, directory, out),
         (None, _) => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
     }
 }
@@ -127,10 +127,16 @@ fn existing(state: &State, arguments: &Up, known: Vec<String>) -> Result<Vec<Str
             unit.members, unit.metadata_members
         )));
     }
-    if arguments.size.is_some() || arguments.directory.is_some() || arguments.spare_after.is_some()
-    {
+    let given = [
+        ("--size", arguments.size.is_some()),
+        ("--directory", arguments.directory.is_some()),
+        ("--min-sync", arguments.min_sync.is_some()),
+        ("--spare-after", arguments.spare_after.is_some()),
+        ("--group", arguments.group.is_some()),
+    ];
+    if let Some((option, _)) = given.iter().find(|(_, is_given)| *is_given) {
         return Err(Failure::Failed(format!(
-            "cluster {name} exists already; leave out --size, --directory and --spare-after, or choose another --name"
+            "cluster {name} exists already; leave out {option}, which is for a new cluster, or choose another --name"
         )));
     }
     Ok(known)
@@ -382,12 +388,19 @@ fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
     )))
 }
 
-fn mount(source: &str, directory: &Path, out: &mut dyn Write) -> Outcome {
+fn mount(state: &State, directory: &Path, out: &mut dyn Write) -> Outcome {
+    let source = state.source();
+    if let Err(fuse::Error::Taken { directory, .. }) = fuse::make_free(directory)
+        && state.mounted()?.contains(&directory)
+    {
+        let directory = directory.display();
+        return Ok(writeln!(out, "{source} is mounted on {directory} already")?);
+    }
     out.flush()?;
     let program = std::env::current_exe();
     let status = program.and_then(|program| {
         Command::new(program)
-            .args(["mount", source])
+            .args(["mount", &source])
             .arg(directory)
             .status()
     });

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
 use super::{Mount, cluster};
 
 /// How many of the mounts have succeeded in what all of them try at the same time.
@@ -71,5 +73,41 @@ fn appends_of_mounts_lose_nothing() {
         let mut records: Vec<u64> = bytes.chunks(8).map(word).collect();
         records.sort_unstable();
         assert!(records == all, "{} bytes", bytes.len());
+    }
+}
+
+/// With NOREPLACE one rename succeeds. Without it a later one replaces the file of an earlier one.
+#[test]
+fn mounts_rename_to_one_name() {
+    const ROUNDS: usize = 20;
+    let cluster = cluster();
+    let mounts = ["a", "b", "c"].map(|name| Mount::new(&cluster, name));
+    for (round, flags) in (0..ROUNDS).flat_map(|round| {
+        let flags = [RenameFlags::NOREPLACE, RenameFlags::empty()];
+        flags.map(|flags| (round, flags))
+    }) {
+        let source = |at: usize| format!("source{round}-{at}");
+        for (at, mount) in mounts.iter().enumerate() {
+            fs::write(mount.path(&source(at)), at.to_string()).expect("written");
+        }
+        let rename = |at: usize, mount: &Mount| {
+            let (from, to) = (mount.path(&source(at)), mount.path("target"));
+            Ok(renameat_with(CWD, from, CWD, to, flags)?)
+        };
+        let won = winners(&mounts, rename);
+        let found = fs::read_to_string(mounts[0].path("target")).expect("it is there");
+        let winner: usize = found.parse().expect("a number");
+        let left = (0..mounts.len()).filter(|at| mounts[*at].path(&source(*at)).exists());
+        let left: Vec<_> = left.collect();
+        assert!(!left.contains(&winner), "round {round}: {left:?}");
+        assert_eq!(left.len(), mounts.len() - won, "round {round}");
+        if flags == RenameFlags::NOREPLACE {
+            assert_eq!(won, 1, "round {round}");
+        } else {
+            assert_eq!(won, mounts.len(), "round {round}");
+        }
+        for path in left.iter().map(|at| source(*at)).chain(["target".into()]) {
+            fs::remove_file(mounts[0].path(&path)).expect("it is there");
+        }
     }
 }

@@ -34,12 +34,15 @@ impl Cluster {
         }
     }
 
-    /// A cluster that serves, of so many nodes with pools of this size.
+    /// A cluster that serves, of so many nodes with pools of this size: `3`, or `2+1` where the last ones hold metadata only.
     pub fn serving(nodes: &str, size: &str) -> Cluster {
         let cluster = Cluster::new();
         let pools = cluster.scratch.path("pools");
-        let up = ["up", "--name", "c", "--directory", &pools];
-        let form = ["--nodes", nodes, "--size", size];
+        let up = ["up", "--name", "c", "--directory", &pools, "--size", size];
+        let form = match nodes.split_once('+') {
+            Some((data, metadata)) => vec!["--data-nodes", data, "--metadata-nodes", metadata],
+            None => vec!["--nodes", nodes],
+        };
         cluster.tako(&[&up[..], &form].concat()).ended(0);
         cluster.wait("all are in sync", is_whole);
         cluster

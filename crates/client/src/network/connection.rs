@@ -71,6 +71,7 @@ impl Connection {
     /// A connection that knows no node yet.
     pub fn open(options: Options) -> Result<Connection, Error> {
         let mut layout = messenger::Options::default();
+        layout.control.messages = protocol::wire::VERSION.into();
         layout.wanted.only = options.only;
         layout.wanted.ethernet.interface = options.interface.clone();
         if let Some(queue) = options.data_queue {

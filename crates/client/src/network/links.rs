@@ -171,7 +171,7 @@ impl Links {
             }
             Err(error) => {
                 attempts.failure = Some(error.to_string());
-                attempts.is_refused = matches!(error, control::Error::Stranger { .. });
+                attempts.is_refused = is_final(&error);
                 Dialed::Failed
             }
         }
@@ -224,6 +224,12 @@ impl Links {
 fn node_of(link: LinkId, map: &ClusterMap, messenger: &Messenger) -> Option<NodeId> {
     let peer = messenger.peer(link)?;
     map.node_named(&peer.node).map(|node| node.id)
+}
+
+/// Whether all attempts end as this one: nothing that may change meanwhile is wrong.
+fn is_final(error: &control::Error) -> bool {
+    use control::Error::{Messages, Stranger, Version};
+    matches!(error, Stranger { .. } | Messages { .. } | Version { .. })
 }
 
 /// An address as maps have it.

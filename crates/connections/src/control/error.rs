@@ -84,6 +84,18 @@ pub enum Error {
         /// Versions of the other one.
         theirs: String,
     },
+    /// Their messages have different versions.
+    #[error(
+        "{who} speaks version {theirs} of messages and this node {own}; use one version of tako on all nodes and clients"
+    )]
+    Messages {
+        /// Peer of the connection.
+        who: String,
+        /// This program's.
+        own: u16,
+        /// The other one's.
+        theirs: u16,
+    },
     /// The peer belongs elsewhere.
     #[error("{who} is of cluster {theirs} and this node of {own}; check the address")]
     Cluster {

@@ -25,7 +25,7 @@ pub const HEAD_BYTES: usize = 8;
 /// Descriptors of one frame, at most.
 pub const DESCRIPTORS_MAX: usize = 16;
 /// The versions that this program speaks.
-pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
+pub const VERSIONS: Versions = Versions { min: 2, max: 2 };
 /// Bytes of a transport's parameters, at most.
 pub const PARAMETERS_MAX: usize = 48 << 10;
 /// Bytes of what the layers above tell each other, at most.
@@ -80,6 +80,8 @@ pub struct Hello {
     /// The path of the Unix socket at which it listens; empty if there is none.
     pub socket: Vec<u8>,
     pub offers: Offers,
+    /// Version of what the layers above exchange; 0 before version 2.
+    pub messages: u16,
 }
 
 /// Bytes that must not be printed in a log.
@@ -284,6 +286,7 @@ fn encode_hello(hello: &Hello, frame: &mut Vec<u8>) {
         frame.push(reason.is_none().into());
         put(frame, shortened(reason.unwrap_or_default()).as_bytes());
     }
+    frame.extend(hello.messages.to_le_bytes());
 }
 
 fn decode_hello(reader: &mut Reader<'_>) -> Result<Hello, Malformed> {
@@ -308,6 +311,7 @@ fn decode_hello(reader: &mut Reader<'_>) -> Result<Hello, Malformed> {
         return Err(Malformed("a path has a zero in it"));
     }
     let offers = decode_offers(reader)?;
+    let messages = if versions.max < 2 { 0 } else { reader.u16()? };
     // A later version may add fields.
     if versions.max > VERSIONS.max {
         reader.0 = &[];
@@ -321,6 +325,7 @@ fn decode_hello(reader: &mut Reader<'_>) -> Result<Hello, Malformed> {
         started,
         socket,
         offers,
+        messages,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Growing the pools of a unit. The request is in the cluster map; each node reserves room and notes that there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pmem::Region;
@@ -12,7 +12,7 @@ use super::opening::format_of;
 use super::{Inbox, Input, Log, NodeError, UNIT, registration, spawn};
 use crate::membership::Membership;
 
-/// Reserves room in this node's pool, on a separate thread, since that takes a while.
+/// Reserves room in this node's pool and gives it back, on a separate thread, since that takes a while.
 pub struct Growing {
     pub id: NodeId,
     pub name: String,
@@ -20,30 +20,76 @@ pub struct Growing {
     pub membership: Arc<dyn Membership>,
     pub inbox: Inbox,
     pub log: Log,
+    /// Bytes of the pool when it was opened: it does not become shorter.
+    pub least: u64,
     /// Whether the thread runs.
     pub is_at_work: Arc<AtomicBool>,
+    /// Image of another length than before that the thread has reserved room for, or failed to.
+    pub tried: Arc<AtomicU64>,
 }
 
 impl Growing {
     /// Begins what this map requests of the node. The image starts at `start` in the pool.
     pub fn take_map(&self, map: &ClusterMap, start: u64) {
-        let growth = map.unit(UNIT).map(|unit| &unit.growth);
-        let Some(image) = growth.map(|it| it.image).filter(|image| *image > 0) else {
+        let Some(unit) = map.unit(UNIT) else {
             return;
         };
-        let is_wanted = map.with_room(UNIT, self.id, image).is_some();
-        if !is_wanted || self.is_at_work.swap(true, Ordering::AcqRel) {
+        let (id, name, image) = (self.id, self.name.clone(), unit.growth.image);
+        if map.with_room(UNIT, id, image).is_some() {
+            let reserve = move |region: &Region| region.grow(start.saturating_add(image));
+            self.begin(reserve, move |map, reserved| match reserved {
+                Ok(()) => map.with_room(UNIT, id, image),
+                Err(error) => map.refuse_to_grow(UNIT, image, &format!("node {name}: {error}")),
+            });
+            return;
+        }
+        // A request that another node has refused, or that was replaced by a smaller one.
+        let needed = start.saturating_add(unit.map.image).max(self.least);
+        if !unit.growth.is_pending() && self.region.length() > needed {
+            let log = self.log.clone();
+            let give_back = move |region: &Region| {
+                region.shrink(needed).inspect_err(|error| {
+                    log(format_args!(
+                        "{name}: keeps room that is not needed: {error}"
+                    ));
+                })
+            };
+            self.begin(give_back, |_, _| None);
+        }
+    }
+
+    /// Whether this map has to wait: the unit has grown without this node. Its pool gets room first, then the map comes again.
+    pub fn reserves_first(&self, map: &ClusterMap, start: u64) -> bool {
+        let image = map.unit(UNIT).map_or(0, |unit| unit.map.image);
+        let length = start.saturating_add(image);
+        // Without room the node ends when it takes the map.
+        if length <= self.region.length() || self.tried.load(Ordering::Acquire) == image {
+            return false;
+        }
+        let tried = self.tried.clone();
+        let reserve = move |region: &Region| {
+            let reserved = region.grow(length);
+            tried.store(image, Ordering::Release);
+            reserved
+        };
+        self.begin(reserve, |_, _| None);
+        true
+    }
+
+    /// Changes the length of the pool on a separate thread, unless one runs: it sends the map that follows.
+    fn begin(
+        &self,
+        work: impl FnOnce(&Region) -> Result<(), pmem::Error> + Send + 'static,
+        next: impl Fn(&ClusterMap, &Result<(), pmem::Error>) -> Option<ClusterMap> + Send + 'static,
+    ) {
+        if self.is_at_work.swap(true, Ordering::AcqRel) {
             return;
         }
         let (region, membership) = (self.region.clone(), self.membership.clone());
-        let (id, inbox, name) = (self.id, self.inbox.clone(), self.name.clone());
-        let is_at_work = self.is_at_work.clone();
+        let (inbox, is_at_work) = (self.inbox.clone(), self.is_at_work.clone());
         let started = spawn("tako-grow", move || {
-            let reserved = region.grow(start.saturating_add(image));
-            let next = |map: &ClusterMap| match &reserved {
-                Ok(()) => map.with_room(UNIT, id, image),
-                Err(error) => map.refuse_to_grow(UNIT, image, &format!("node {name}: {error}")),
-            };
+            let done = work(&region);
+            let next = |map: &ClusterMap| next(map, &done);
             while inbox.is_open() {
                 if let Ok(map) = registration::update(membership.as_ref(), next) {
                     is_at_work.store(false, Ordering::Release);

@@ -1,6 +1,8 @@
 //! How a node enters the cluster map: it makes the first map, registers its pool, forms the unit, replaces itself.
 
 use std::collections::BTreeSet;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,14 +12,20 @@ use protocol::cluster::{NodeEntry, UnitEntry, UnitFormat, Uuid};
 use protocol::{ClusterMap, NodeId};
 use store::{Clock, Geometry};
 
+use super::config::parse_address;
+use super::opening::format_of;
 use super::{Log, NodeConfig, NodeError, UNIT};
 use crate::membership::{Membership, MembershipError};
 
 /// How long a node that starts waits for etcd: the machine may be starting both.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// How long another node of the same name may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// Pause between two attempts to reach etcd.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// Bytes of a pool with which every unit can be made.
+const POOL_LENGTH_MIN: u64 = 4 << 20;
 /// Shortest record ring of a unit's pools: it holds the window of records that members lack, and the largest write.
 const RING_LENGTH_MIN: u64 = 2 << 20;
 
@@ -46,6 +54,9 @@ pub fn first_map(
             config.name, map.name
         )));
     }
+    if let Some(sentence) = map.unit(UNIT).and_then(|unit| disagreement(config, unit)) {
+        return Err(NodeError::Configuration(sentence));
+    }
     match cluster {
         Some(cluster) if cluster != map.cluster => Err(NodeError::Configuration(format!(
             "the keys are of cluster {}, and cluster {} has identity {}; use the keys that it was made with",
@@ -55,6 +66,25 @@ pub fn first_map(
         ))),
         _ => Ok(map),
     }
+}
+
+/// What a node's configuration states of the unit otherwise than the cluster map.
+fn disagreement(config: &NodeConfig, unit: &UnitEntry) -> Option<String> {
+    let keys = [
+        ("members", config.members.into(), unit.members.into()),
+        (
+            "metadata_members",
+            config.metadata_members.into(),
+            unit.metadata_members.into(),
+        ),
+        ("min_sync", config.min_sync.into(), unit.min_sync.into()),
+        ("spare_after", config.spare_after, unit.spare_after),
+    ];
+    let (key, own, made): (_, u32, u32) = keys.into_iter().find(|(_, own, made)| own != made)?;
+    let NodeConfig { cluster, name, .. } = config;
+    Some(format!(
+        "node {name} has `{key} = {own}`, and cluster {cluster} was made with {made}; set it to {made}"
+    ))
 }
 
 fn read_when_it_answers(
@@ -105,6 +135,12 @@ fn new_map(config: &NodeConfig, cluster: Option<Uuid>) -> Result<ClusterMap, Nod
             ..UnitEntry::default()
         }],
     };
+    if format_of(&map, false).superblock().is_err() {
+        return Err(NodeError::Configuration(format!(
+            "`size` of a pool must be at least {} bytes, got {}",
+            POOL_LENGTH_MIN, config.pool_length
+        )));
+    }
     match map.fault() {
         Some(fault) => Err(NodeError::Configuration(format!(
             "no cluster can be made of this: {fault}"
@@ -133,6 +169,8 @@ pub fn register(
     addresses: &[Address],
 ) -> Result<(ClusterMap, NodeId), NodeError> {
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let known = membership.read()?.unwrap_or_default();
+    refuse_namesake(&known, &config.name, pool, &addresses)?;
     let is_own = |node: &&NodeEntry| node.pool == pool;
     let map = update(membership, |map| {
         let known = map.nodes.iter().find(is_own);
@@ -150,8 +188,40 @@ pub fn register(
     })?;
     let id = map.nodes.iter().find(is_own).map_or(0, |node| node.id);
     let map = update(membership, |map| next_roles(map, id))?;
-    refuse_if_all_lost(&map)?;
+    refuse_if_all_lost(&map, id)?;
     Ok((map, id))
+}
+
+/// Refuses a second node of a name while the first one runs: it would count as the first one with a new pool.
+fn refuse_namesake(
+    map: &ClusterMap,
+    name: &str,
+    pool: Uuid,
+    own: &[String],
+) -> Result<(), NodeError> {
+    let Some(namesake) = map.node_named(name).filter(|node| node.pool != pool) else {
+        return Ok(());
+    };
+    let others = map.nodes.iter().filter(|node| node.name != name);
+    let others: Vec<_> = others.flat_map(|node| &node.addresses).collect();
+    let is_free = |address: &&String| !own.contains(address) && !others.contains(address);
+    let mut addresses = namesake.addresses.iter().filter(is_free);
+    match addresses.find(|address| answers(address)) {
+        Some(address) => Err(NodeError::Configuration(format!(
+            "another node {name} of cluster {} runs, at {address}; choose another `name`, or stop that node first",
+            map.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether a process listens at an address.
+fn answers(address: &str) -> bool {
+    match parse_address(address) {
+        Ok(Address::Unix(path)) => UnixStream::connect(path).is_ok(),
+        Ok(Address::Tcp(address)) => TcpStream::connect_timeout(&address, CONNECT_WITHIN).is_ok(),
+        Err(_) => false,
+    }
 }
 
 /// The map in which the unit is formed, or in which this node has the place of its lost pool; `None` if neither is possible
@@ -204,14 +274,17 @@ fn is_newest(map: &ClusterMap, node: &NodeEntry) -> bool {
     map.node_named(&node.name).map(|newest| newest.id) == Some(node.id)
 }
 
-/// If the pools of all full members in sync were lost, no node has the contents of the unit.
-fn refuse_if_all_lost(map: &ClusterMap) -> Result<(), NodeError> {
+/// If the pools of all full members in sync were lost, no node has the contents of the unit. This node has its pool.
+fn refuse_if_all_lost(map: &ClusterMap, id: NodeId) -> Result<(), NodeError> {
     let Some(unit) = map.unit(UNIT).filter(|unit| unit.map.version > 0) else {
         return Ok(());
     };
     let in_sync = unit.map.full_in_sync();
     let nodes: Vec<_> = in_sync.iter().filter_map(|id| map.node(*id)).collect();
-    if nodes.iter().any(|node| is_newest(map, node)) {
+    if nodes
+        .iter()
+        .any(|node| node.id == id || is_newest(map, node))
+    {
         return Ok(());
     }
     let names: BTreeSet<_> = nodes.iter().map(|node| node.name.as_str()).collect();
@@ -283,9 +356,13 @@ mod tests {
         let replaced = next_roles(&lost, 3).expect("it is replaced");
         assert_eq!(replaced.units[0].map.members, [1, 3]);
         assert_eq!(replaced.units[0].map.in_sync, [1]);
-        assert!(refuse_if_all_lost(&replaced).is_ok());
+        assert!(refuse_if_all_lost(&replaced, 3).is_ok());
         let all_lost = with_nodes(replaced, &[("n1", 9)]);
-        let refused = refuse_if_all_lost(&all_lost).expect_err("n1 was the last");
+        let refused = refuse_if_all_lost(&all_lost, 4).expect_err("n1 was the last");
+        assert!(
+            refuse_if_all_lost(&all_lost, 1).is_ok(),
+            "it is found again"
+        );
         assert!(refused.to_string().contains("(n1)"), "{refused}");
     }
 }

@@ -559,6 +559,9 @@ impl Service {
             self.growing.take_map(&self.map, start);
             return Ok(());
         }
+        if self.growing.reserves_first(&map, start) {
+            return Ok(());
+        }
         let is_member = |map: &ClusterMap| {
             let unit = map.unit(UNIT);
             unit.is_some_and(|unit| unit.map.members.contains(&self.id))

@@ -13,6 +13,7 @@ fn hello() -> Hello {
             .with(Provider::Tcp)
             .without(Provider::Verbs, "libibverbs is not installed")
             .only(Provider::Tcp),
+        messages: 17,
     }
 }
 
@@ -95,7 +96,7 @@ fn a_frame_looks_like_this() {
     );
     assert_eq!(
         &Message::Hello(hello()).encode(0)[8..20],
-        b"takoctl\n\x01\0\x01\0"
+        b"takoctl\n\x02\0\x02\0"
     );
 }
 
@@ -122,7 +123,7 @@ fn fields_that_lie_are_refused() {
     let set = |at: usize, byte: u8| move |fields: &mut Vec<u8>| fields[at] = byte;
     assert!(refused(&hello, set(0, b'T')).contains("not a control connection"));
     assert!(refused(&hello, set(8, 0)).contains("range"));
-    assert!(refused(&hello, set(8, 2)).contains("range"));
+    assert!(refused(&hello, set(8, 3)).contains("range"));
     assert!(refused(&hello, set(28, 64)).contains("over its bound"));
     assert!(refused(&hello, set(30, b'N')).contains("name"));
     assert!(refused(&hello, set(30, b'\n')).contains("control characters"));
@@ -155,6 +156,16 @@ fn later_versions_may_say_more() {
     let mut fields = Message::Hello(later.clone()).encode(0)[HEAD_BYTES..].to_vec();
     fields.extend([1, 2, 3]);
     assert_eq!(Message::decode(1, &fields), Ok(Message::Hello(later)));
+}
+
+#[test]
+fn an_earlier_version_says_less() {
+    let mut earlier = hello();
+    (earlier.versions.min, earlier.versions.max) = (1, 1);
+    earlier.messages = 0;
+    let fields = Message::Hello(earlier.clone()).encode(0)[HEAD_BYTES..].to_vec();
+    let fields = &fields[..fields.len() - 2];
+    assert_eq!(Message::decode(1, fields), Ok(Message::Hello(earlier)));
 }
 
 #[test]

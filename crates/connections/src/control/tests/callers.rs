@@ -200,7 +200,7 @@ fn peers_with_nothing_in_common_are_refused() {
     serve(&mut listener);
     let reason = raw.refusal();
     assert!(
-        reason.contains("speaks version 7 to 9 of control connections and this node 1;"),
+        reason.contains("speaks version 7 to 9 of control connections and this node 2;"),
         "{reason}"
     );
     let mut raw = Raw::new(&scratch.socket());
@@ -417,7 +417,7 @@ fn listeners_that_lie_are_left() {
     let hello = || Message::Hello(b.local.hello(Vec::new()));
     let socket = UnixListener::bind(scratch.path("socket")).unwrap();
     let mut later = b.local.hello(Vec::new());
-    later.versions = Versions { min: 2, max: 3 };
+    later.versions = Versions { min: 3, max: 4 };
     let table: Vec<(&str, Script<'_>)> = vec![
         ("did not say hello in time", Box::new(|_| {})),
         (
@@ -434,7 +434,7 @@ fn listeners_that_lie_are_left() {
             Box::new(|raw| raw.say(Message::Refused("there is no room".into())).end()),
         ),
         (
-            "speaks version 2 to 3 of control connections and this node 1;",
+            "speaks version 3 to 4 of control connections and this node 2;",
             { Box::new(move |raw| raw.say(Message::Hello(later.clone())).end()) },
         ),
         (

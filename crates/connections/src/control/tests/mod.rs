@@ -77,6 +77,7 @@ impl Node {
                 options: Options {
                     step_timeout: LONG,
                     callers: 16,
+                    messages: 0,
                 },
             },
             shm: Fake::new(Provider::Shm),

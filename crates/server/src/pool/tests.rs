@@ -1,0 +1,155 @@
+use std::ops::Range;
+use std::thread;
+
+use operations::OwnedNewInode;
+use protocol::member::{RequestId, Slot, Ticket};
+use protocol::wire::{FileId, Operation, Outcome};
+use store::{Geometry, MemberFormat, WriteAt};
+
+use super::*;
+
+const THREADS: u32 = 4;
+const ROUNDS: u64 = 50;
+const SLOT: u16 = 5;
+
+fn serving() -> Serving {
+    let region = Region::memory(32 << 20, false).expect("memory");
+    let format = MemberFormat {
+        cluster: [1; 16],
+        unit: [2; 16],
+        hash_key: [3; 16],
+        created_ns: 0,
+        uid: 0,
+        gid: 0,
+        pool_length: region.length(),
+        geometry: Geometry::small(),
+        metadata_only: false,
+    };
+    Replica::format_member(&region, &format, 1).expect("formatted");
+    let replica = Replica::open(region, Options::default()).expect("opened");
+    let store = replica.into_store(2, Options::default()).expect("a store");
+    Serving {
+        sessions: file(&store, b"sessions").expect("a file"),
+        locks: file(&store, b"locks").expect("a file"),
+        executor: Executor::new(store, 0),
+        grant_blocks: 0,
+        orphans: Mutex::default(),
+        defects: Defects::default(),
+    }
+}
+
+/// A session, in the index of the same number.
+struct Session<'a> {
+    serving: &'a Serving,
+    index: u32,
+    requests: u64,
+    /// For each change, the start of the newest record of its file, and the end of its own record.
+    records: Vec<Range<u64>>,
+}
+
+impl Session<'_> {
+    fn number(&self) -> u64 {
+        u64::from(self.index) + 100
+    }
+
+    fn change(&mut self, operation: &Operation) -> Outcome {
+        self.requests += 1;
+        let request = RequestId {
+            session: self.number(),
+            slot: SLOT,
+            number: self.requests,
+        };
+        let slot = Slot {
+            index: self.index,
+            session: self.number(),
+            slot: SLOT,
+            request: self.requests,
+        };
+        let ticket = Ticket::from(self.index);
+        let executed = self
+            .serving
+            .execute(ticket, request, operation, Some(&slot));
+        let Completion::Executed {
+            ticket: of,
+            outcome,
+            position: Some(position),
+            tail,
+            ..
+        } = executed
+        else {
+            panic!("no record: {executed:?}");
+        };
+        assert!(of == ticket && outcome.is_done() && position <= tail);
+        // No other thread changes these files.
+        let file = operation.changes().unwrap_or(outcome.file);
+        let node = self.serving.node(file).expect("the file");
+        let store = &self.serving.executor.store;
+        let start = store.inodes().attributes(&node).version;
+        self.records.push(start..position);
+        outcome
+    }
+
+    fn run(mut self) -> Vec<Range<u64>> {
+        for round in 0..ROUNDS {
+            let name = format!("{}-{round}", self.index).into_bytes();
+            let new = OwnedNewInode::from(&NewInode::new(FileKind::Regular, 0o600));
+            let created = self.change(&Operation::Create {
+                directory: FileId::root(0),
+                name,
+                new,
+                hold: false,
+            });
+            // Data of both kinds: inline and out of line.
+            let data = vec![1; BLOCK * (1 + 3 * (round as usize % 2))];
+            self.change(&Operation::Write {
+                file: created.file,
+                at: WriteAt::Offset(0),
+                data: data.into(),
+                drop_privileges: None,
+            });
+        }
+        self.records
+    }
+}
+
+/// Threads execute requests of several sessions at the same time, in one directory. Each change has a record of its own, its
+/// position is the end of that record, and the slot holds the last answer.
+#[test]
+fn changes_of_several_threads_have_their_own_records_and_answers() {
+    let serving = serving();
+    let mut records: Vec<Range<u64>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|index| {
+                let session = Session {
+                    serving: &serving,
+                    index,
+                    requests: 0,
+                    records: Vec::new(),
+                };
+                serving.open_session(0, index, session.number(), index);
+                scope.spawn(|| session.run())
+            })
+            .collect();
+        let ended = threads.into_iter().map(|it| it.join().expect("no panic"));
+        ended.flatten().collect()
+    });
+    records.sort_by_key(|record| record.start);
+    assert_eq!(records.len() as u64, u64::from(THREADS) * ROUNDS * 2);
+    assert!(
+        records
+            .windows(2)
+            .all(|pair| pair[0].end <= pair[1].start && pair[0].start < pair[0].end),
+        "{records:?}"
+    );
+    for index in 0..THREADS {
+        let mut block = [0; BLOCK];
+        let at = table::block_offset(index);
+        let files = serving.executor.store.files();
+        files
+            .read(&serving.sessions, at, &mut block)
+            .expect("the session");
+        let session = table::read(index, 0, &block, &[]).expect("a session");
+        let (request, outcome) = &session.slots[usize::from(SLOT)];
+        assert_eq!((*request, outcome.is_done()), (ROUNDS * 2, true));
+    }
+}
