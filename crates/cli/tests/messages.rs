@@ -4,8 +4,9 @@
 mod common;
 
 use std::fs;
+use std::process::{Command, Stdio};
 
-use common::{Scratch, tako};
+use common::{Scratch, run, tako};
 use insta::assert_snapshot;
 
 /// Commands with a snapshot of their help.
@@ -126,4 +127,32 @@ fn completions_and_manual_pages_name_all_commands() {
         let page = fs::read_to_string(format!("{directory}/tako-{command}.1")).unwrap();
         assert!(page.contains(".SH SYNOPSIS"), "{command}");
     }
+}
+
+/// `script` runs a command on a terminal. A command that is shorter than a second shows its progress only if nothing can be
+/// known about its end, as that of a check.
+#[test]
+fn progress_is_shown_on_a_terminal_only() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "4M");
+    let shown = |command: &str| {
+        let mut script = Command::new("script");
+        script
+            .args(["-qec", command, "/dev/null"])
+            .stdin(Stdio::null());
+        let output = run(&mut script);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{command}: {text}");
+        text
+    };
+    let check = format!("{} check {pool}", env!("CARGO_BIN_EXE_tako"));
+    let on_terminal = shown(&check);
+    assert!(on_terminal.contains("checking "), "{on_terminal}");
+    assert!(
+        on_terminal.contains("1 of them directories"),
+        "{on_terminal}"
+    );
+    let into_pipe = shown(&format!("{check} 2>&1 | cat"));
+    assert!(!into_pipe.contains("checking "), "{into_pipe}");
+    assert!(into_pipe.contains("1 of them directories"), "{into_pipe}");
 }

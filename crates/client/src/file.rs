@@ -12,6 +12,22 @@ use crate::{Cause, Error, OpenFlags};
 ///
 /// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
 /// to it, as POSIX asks.
+/// ```
+/// # use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+/// # let region = Region::memory(16 << 20, false)?;
+/// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
+/// # let files = FileSystem::open_region(region, Options::default())?;
+/// let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
+/// let file = files.open("log", flags, 0o644)?;
+/// file.write(b"first ")?;
+/// file.write(b"second")?;
+///
+/// files.remove_file("log")?;
+/// let mut all = [0; 12];
+/// assert_eq!(file.read_at(&mut all, 0)?, 12);
+/// assert_eq!(&all, b"first second");
+/// # Ok::<(), client::Error>(())
+/// ```
 pub struct File {
     backend: Backend,
     inode: Inode,
@@ -44,7 +60,7 @@ impl File {
         self.inode.number()
     }
 
-    /// The file's attributes.
+    /// Returns the attributes of the file.
     pub fn attributes(&self) -> Result<Attributes, Error> {
         Ok(self.backend.attributes(&self.inode)?)
     }

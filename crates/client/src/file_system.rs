@@ -19,6 +19,20 @@ use crate::{Cause, Error, File, LockUser, OpenFlags, Requests};
 pub const ROOT: u64 = store::ROOT;
 
 /// An open file system. Clones share it.
+///
+/// Calls by path are for programs; calls by inode number are for front ends that keep names themselves:
+/// ```
+/// # use client::{FileKind, FileSystem, Geometry, NewInode, Options, ROOT, Region, WriteAt};
+/// # let region = Region::memory(16 << 20, false)?;
+/// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
+/// # let files = FileSystem::open_region(region, Options::default())?;
+/// let new = NewInode::new(FileKind::Regular, 0o644);
+/// let number = files.create(ROOT, b"notes", &new)?.number;
+/// files.write(number, WriteAt::End, b"by number")?;
+/// assert_eq!(files.lookup(ROOT, b"notes")?.size, 9);
+/// assert_eq!(files.stat("notes")?.number, number);
+/// # Ok::<(), client::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct FileSystem {
     backend: Backend,
@@ -418,7 +432,7 @@ impl FileSystem {
         Ok(self.backend.next_hole(&self.node(number)?, offset)?)
     }
 
-    /// Opens a file. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
+    /// Opens the file with this inode number. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
     pub fn open_number(&self, number: u64, flags: OpenFlags) -> Result<File, Error> {
         Ok(self.open_node(self.node(number)?, flags)?)
     }
@@ -465,7 +479,7 @@ impl FileSystem {
         Ok(self.backend.hold(&self.node(number)?)?)
     }
 
-    /// Releases `count` holds.
+    /// Releases `count` holds of an inode.
     pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
         Ok(self.backend.release(&self.node(number)?, count)?)
     }

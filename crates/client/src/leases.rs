@@ -98,7 +98,7 @@ pub struct Recall {
     pub(crate) recalled: Recalled,
 }
 
-/// Takes recalls. It must not wait for anything.
+/// Receiver of the recalls of a session's leases. It must not wait for anything.
 pub type RecallListener = Box<dyn Fn(Recalled) + Send>;
 
 /// The listener, if there is one.

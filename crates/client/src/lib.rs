@@ -34,7 +34,7 @@
 //! - [`Requests`]: transport of operations to a cluster (`requests`);
 //! - [`leases`]: caching of outcomes, and its limits;
 //! - [`network`]: a session with a cluster, and [`Source`]: how users name one;
-//! - [`state_directory`]: where the clusters of this host are (`state`);
+//! - [`state_directory`]: where the clusters of this host are (`local_clusters`);
 //! - [`Error`]: the failure, its location, and its errno.
 
 #![forbid(unsafe_code)]

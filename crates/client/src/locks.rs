@@ -36,7 +36,7 @@ impl<C: Into<Cause>> From<C> for NotLocked {
     }
 }
 
-/// Names a wait.
+/// Identity of a wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockTicket(u64);
 
@@ -86,7 +86,23 @@ struct Wait {
     wake: LockWake,
 }
 
-/// A user of locks. When it is dropped, its locks are released, and its waits end without one.
+/// A user of locks.
+/// ```
+/// # use client::{FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, OpenFlags, Options, Region};
+/// # let region = Region::memory(16 << 20, false)?;
+/// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
+/// # let files = FileSystem::open_region(region, Options::default())?;
+/// # let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
+/// # let number = files.open("shared", flags, 0o644)?.number();
+/// let lock = Lock { kind: LockKind::Write, space: LockSpace::Ranges, start: 0, end: LOCK_END, owner: 1, handle: 1, process: 1 };
+/// let (one, other) = (files.lock_user(), files.lock_user());
+/// assert!(one.take(number, &lock)?);
+/// assert!(!other.take(number, &lock)?);
+/// one.give_back(number, &lock)?;
+/// assert!(other.take(number, &lock)?);
+/// # Ok::<(), client::Error>(())
+/// ```
+/// When it is dropped, its locks are released, and its waits end without one.
 pub struct LockUser {
     table: Arc<LockTable>,
     user: u64,

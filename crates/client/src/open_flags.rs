@@ -3,6 +3,12 @@
 /// How to open a file: the flags of `open(2)` that Tako uses.
 ///
 /// Writes are persistent when they return, so `O_SYNC` and `O_DSYNC` ask for nothing more.
+/// ```
+/// # use client::OpenFlags;
+/// let flags = OpenFlags { append: true, create: true, ..OpenFlags::WRITE };
+/// let same = OpenFlags::from_bits(libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT);
+/// assert_eq!(flags, same);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
     /// The file may be read.

@@ -71,7 +71,7 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| self.stat_once(bytes, false))
     }
 
-    /// Makes a directory.
+    /// Makes a directory at a path.
     pub fn make_directory(&self, path: impl AsRef<Path>, permissions: u32) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let (directory, name, _) = self.new_name(bytes)?;

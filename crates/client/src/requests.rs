@@ -142,7 +142,7 @@ impl Interrupt {
         result
     }
 
-    /// Interrupts the call.
+    /// Interrupts the call that waits with this handle.
     pub fn interrupt(&self) {
         self.0.is_interrupted.store(true, Ordering::SeqCst);
         if let Some(wake) = &*self.0.wake.lock() {

@@ -22,6 +22,12 @@ use crate::network::Options;
 const SCHEME: &str = "tako://";
 
 /// A cluster, as users name it.
+/// ```
+/// # use client::Source;
+/// let source: Source = "tako://a:7000,b:7000/files".parse()?;
+/// assert_eq!((source.hosts.len(), &*source.name), (2, "files"));
+/// # Ok::<(), client::SourceError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// `host:port` of nodes; none for a cluster of this host.

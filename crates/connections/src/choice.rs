@@ -118,7 +118,7 @@ pub enum Reach {
     Network(String),
 }
 
-/// The chosen transport.
+/// The transport that was chosen for a pair of nodes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The transport.

@@ -145,7 +145,7 @@ impl Pool {
         })))
     }
 
-    /// The memory.
+    /// Returns the registered memory that contains the buffer.
     pub fn registration(&self) -> &Registration {
         &self.0.registration
     }

@@ -254,7 +254,7 @@ impl Ethernet {
         self.shared.mode
     }
 
-    /// Counts of events.
+    /// Returns the counts of events since the device was opened.
     pub fn counters(&self) -> EthernetCounters {
         let counts = &self.shared.counts;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

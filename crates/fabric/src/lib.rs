@@ -53,7 +53,7 @@ pub use transport::{
 };
 pub use work::{Completion, EndpointId, Event, GroupId, Refusal, Source, Work, WorkRequest, WrId};
 
-/// 64 unpredictable bits.
+/// Returns 64 bits that no other process can predict.
 pub fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

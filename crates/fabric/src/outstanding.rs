@@ -42,7 +42,7 @@ impl Outstanding {
         }
     }
 
-    /// Number of requests.
+    /// Returns the number of outstanding requests.
     #[inline]
     pub fn length(&self) -> usize {
         (self.next - self.first) as usize

@@ -209,7 +209,7 @@ impl Queue {
         &self.capabilities
     }
 
-    /// Counts of events.
+    /// Returns the counts of events since the queue was made.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -277,7 +277,8 @@ impl Queue {
         }
     }
 
-    /// Ends an endpoint. Nothing more is reported about it, nor about its outstanding requests.
+    /// Ends an endpoint and its outstanding requests.
+    /// Nothing more is reported about it, nor about its outstanding requests.
     pub fn close(&mut self, id: EndpointId) {
         if self.is_open(id) {
             self.transport.close(id);
@@ -509,7 +510,8 @@ impl Queue {
         self.transport.disarm(ready);
     }
 
-    /// Joins a group. Returns how many messages may wait for the next poll, at least.
+    /// Joins a multicast group. Its messages then arrive in this queue.
+    /// Returns how many messages may wait for the next poll, at least.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::System`].
@@ -521,7 +523,7 @@ impl Queue {
         })
     }
 
-    /// Leaves a group.
+    /// Leaves a multicast group.
     pub fn leave(&mut self, group: GroupId) {
         self.transport.leave(group);
     }

@@ -60,7 +60,8 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A registered region. Clones share it. It stays mapped while one is left, also after its key was withdrawn.
+/// A region that was registered with a device, so that peers with its key can access it.
+/// Clones share it. It stays mapped while one is left, also after its key was withdrawn.
 #[derive(Clone)]
 pub struct Registration(Arc<Registered>, Option<u64>);
 
@@ -89,7 +90,7 @@ pub struct Details {
 }
 
 impl Registration {
-    /// For transports.
+    /// Makes a registration; only transports do.
     pub fn new(
         region: &Region,
         part: Range<u64>,
@@ -116,7 +117,7 @@ impl Registration {
         self
     }
 
-    /// Its mark.
+    /// Returns the mark of the shared descriptor, if it has one.
     pub fn mark(&self) -> Option<u64> {
         self.1
     }
@@ -126,7 +127,7 @@ impl Registration {
         self.0.part.clone()
     }
 
-    /// The memory.
+    /// Returns the region that was registered.
     #[inline]
     pub fn region(&self) -> &Region {
         &self.0.region
@@ -231,7 +232,7 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
-    /// Bytes in it.
+    /// Returns the number of registered bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -336,7 +337,8 @@ impl Table {
         Some(registration)
     }
 
-    /// Withdraws a key. Accesses in flight have ended when this returns, so it is the proof.
+    /// Withdraws a key; later accesses with it fail.
+    /// Accesses in flight have ended when this returns, so it is the proof.
     pub fn remove(&self, key: Key) -> Proof {
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get_mut(slot_number(key))

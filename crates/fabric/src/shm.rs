@@ -88,7 +88,7 @@ impl Holder {
 }
 
 impl Shm {
-    /// The device.
+    /// Opens the device for shared memory.
     ///
     /// # Errors
     /// [`Error::System`].

@@ -124,7 +124,7 @@ impl Tcp {
         }
     }
 
-    /// Counts of events.
+    /// Returns the counts of events since the device was opened.
     pub fn counters(&self) -> TcpCounters {
         let counts = &self.common.counts;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -65,7 +65,8 @@ const PATIENCE: Patience = Patience {
     receiver_timer: 12,
 };
 
-/// Selects the adapter. Open fields are chosen, and [`Verbs::explanation`] describes the choice.
+/// Options that select the RDMA adapter.
+/// Open fields are chosen, and [`Verbs::explanation`] describes the choice.
 #[derive(Clone, Debug, Default)]
 pub struct VerbsOptions {
     /// The adapter's name, as `rdma link` shows it.
@@ -76,7 +77,7 @@ pub struct VerbsOptions {
     pub gid_index: Option<u8>,
 }
 
-/// Counts of events.
+/// Counts of events of an adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsCounters {
     /// Endpoints with an other side that broke the rules, or requested something forbidden.
@@ -140,7 +141,8 @@ impl Common {
 pub struct Verbs(Arc<Common>);
 
 impl Verbs {
-    /// Opens an adapter. The error is one sentence with the missing part and the remedy: peers receive it
+    /// Opens an RDMA adapter.
+    /// The error is one sentence with the missing part and the remedy: peers receive it
     /// (`connections::transports::Transports`).
     ///
     /// # Errors
@@ -176,7 +178,7 @@ impl Verbs {
         self.0.trouble.note(Event::DeviceFailed);
     }
 
-    /// Counts of events.
+    /// Returns the counts of events since the adapter was opened.
     pub fn counters(&self) -> VerbsCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.0.counts;

@@ -37,7 +37,7 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Bytes in all.
+    /// Returns the total length in bytes.
     #[inline]
     pub fn length(&self) -> u64 {
         match self {
@@ -122,7 +122,7 @@ impl Work<'_> {
     }
 }
 
-/// One request.
+/// A request to an endpoint: its number, and the work to do.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
     /// The caller's number.

@@ -12,7 +12,8 @@ pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev,
                                 noatime, diratime, nodiratime, symfollow, nosymfollow, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
                                 locks=kernel|shared, transport=auto|uring|classic, switch, noswitch, fsname=NAME";
 
-/// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
+/// Options of a mount.
+/// The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// Source shown by `mount` and `df`: the pool's path. `fsname=NAME`

@@ -74,7 +74,7 @@ impl Outcome {
         Outcome::default()
     }
 
-    /// A failure.
+    /// Returns the outcome of an operation that failed with this error.
     pub fn failed(error: ErrorCode) -> Outcome {
         Outcome {
             error: Some(error),
@@ -90,7 +90,7 @@ impl Outcome {
         }
     }
 
-    /// Success, with data.
+    /// Returns a successful outcome that carries data.
     pub fn with_data(data: impl Into<Bytes>) -> Outcome {
         Outcome::with(Details::Data(data.into()))
     }

@@ -75,7 +75,7 @@ mod machine {
 
     // Assembly, since the compiler does not inline functions with `target_feature`.
 
-    /// Only where [`has_instructions`].
+    /// Adds a word to a checksum. Requires [`has_instructions`].
     #[inline(always)]
     pub fn step(mut register: u64, word: u64) -> u64 {
         // SAFETY: the processor has the instruction, which changes nothing but the register.
@@ -86,7 +86,7 @@ mod machine {
         register
     }
 
-    /// Only where [`has_instructions`].
+    /// Adds a byte to a checksum. Requires [`has_instructions`].
     #[inline(always)]
     pub fn step_byte(mut register: u64, byte: u8) -> u64 {
         // SAFETY: as in `step`.
@@ -97,7 +97,7 @@ mod machine {
         register
     }
 
-    /// Only where [`has_instructions`].
+    /// Multiplies two polynomials. Requires [`has_instructions`].
     #[inline(always)]
     pub fn product(a: u32, b: u32) -> u32 {
         // SAFETY: every x86-64 processor has these two.
@@ -113,7 +113,7 @@ mod machine {
     }
 }
 
-/// CRC32C of `bytes`.
+/// Returns the CRC32C of `bytes`.
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c_of(&[bytes])

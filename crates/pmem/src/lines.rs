@@ -41,13 +41,13 @@ impl Lines {
         }
     }
 
-    /// Number of lines.
+    /// Returns the number of lines.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// One of them.
+    /// Returns the line with this index.
     #[inline]
     pub fn line(&self, line: usize) -> Line<'_> {
         assert!(line < self.count, "a line that is not there");

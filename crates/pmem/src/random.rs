@@ -10,7 +10,7 @@ impl Random {
         Random(seed)
     }
 
-    /// The next number.
+    /// Returns the next number of the sequence.
     pub fn next_number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -41,7 +41,7 @@ impl Random {
         self.next_number() % 1000 < u64::from(permille)
     }
 
-    /// One of several.
+    /// Returns one of several values.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }

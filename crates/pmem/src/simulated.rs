@@ -29,7 +29,7 @@ struct Shared {
     observer: Mutex<Option<Observer>>,
 }
 
-/// See [`Simulation::observe_fences`].
+/// Function that is called at each fence; see [`Simulation::observe_fences`].
 pub type Observer = Box<dyn FnMut(&Moment) + Send>;
 
 struct State {
@@ -125,7 +125,7 @@ impl Simulation {
         self.state().moment.clone()
     }
 
-    /// Fences so far.
+    /// Returns the number of fences so far.
     pub fn fences(&self) -> u64 {
         self.state().fences
     }

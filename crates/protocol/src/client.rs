@@ -24,7 +24,7 @@ pub use held_leases::{Keep, Recalled};
 use local_outcome::local_outcome;
 pub use owning::Ownership;
 
-/// Identifies a request.
+/// Identity of a submitted request.
 pub type Ticket = u64;
 type Owning = BTreeSet<Ticket>;
 
@@ -236,7 +236,8 @@ impl Client {
             .filter(|_| self.is_resumed && is_idle && !is_behind)
     }
 
-    /// Requests an operation. [`Event::Done`] reports its end.
+    /// Submits an operation, and returns the request's identity.
+    /// [`Event::Done`] reports its end.
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
@@ -269,7 +270,7 @@ impl Client {
         self.advance(now);
     }
 
-    /// A message arrived.
+    /// Handles a message that arrived.
     pub fn handle_message(&mut self, now: u64, bytes: &Bytes) {
         if let Ok(message) = Message::decode(bytes, &self.defects) {
             self.handle_decoded(now, message);
@@ -361,7 +362,7 @@ impl Client {
         }
     }
 
-    /// Time has passed.
+    /// Executes what is due at this time.
     pub fn handle_timeout(&mut self, now: u64) {
         self.advance(now);
     }
@@ -400,7 +401,7 @@ impl Client {
         self.outgoing.pop_front()
     }
 
-    /// The next event.
+    /// Returns the next event for the user.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

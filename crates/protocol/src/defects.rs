@@ -1,6 +1,6 @@
 //! Rules of the protocol that tests break on purpose, to see that the simulation notices.
 
-/// One rule broken.
+/// A rule of the protocol that a test breaks on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Defect {
     /// A half reconstructed from parity is accepted without its checksum.
@@ -296,7 +296,7 @@ pub struct Defects {
 }
 
 impl Defects {
-    /// Breaks one rule.
+    /// Returns a set with one broken rule.
     #[cfg(feature = "defects")]
     pub fn of(defect: Defect) -> Defects {
         Defects {

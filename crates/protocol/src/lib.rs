@@ -56,7 +56,7 @@ impl Outgoing {
     }
 }
 
-/// Where messages go.
+/// A message to send, and its destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// One node, or several with one multicast send.
@@ -74,7 +74,7 @@ pub(crate) const NO_SLOT: u16 = u16::MAX;
 /// Most sessions of a unit.
 pub const SESSIONS_MAX: u32 = 1 << 20;
 
-/// Invalid options.
+/// Reason why options are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid unit options: {0}")]
 pub struct BadOptions(pub &'static str);

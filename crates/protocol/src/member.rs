@@ -229,7 +229,8 @@ impl Member {
         self.map.common_prefix(&self.history, self.tail) == Some(self.tail.number)
     }
 
-    /// A message arrived. Invalid messages, and those of another cluster, are dropped.
+    /// Handles a message that arrived.
+    /// Invalid messages, and those of another cluster, are dropped.
     pub fn handle_message(&mut self, now: u64, bytes: &Bytes) {
         if let Ok(message) = Message::decode(bytes, &self.defects) {
             self.handle_decoded(now, message);
@@ -300,7 +301,7 @@ impl Member {
         }
     }
 
-    /// Time has passed.
+    /// Executes what is due at this time.
     pub fn handle_timeout(&mut self, now: u64) {
         match self.role {
             Role::Following(_) => self.follow_on_time(now),

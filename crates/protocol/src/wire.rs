@@ -351,7 +351,7 @@ pub enum Body {
     },
 }
 
-/// A message, whole.
+/// A message between processes: its envelope and its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Sender and subject.

@@ -89,12 +89,12 @@ impl Core {
         })
     }
 
-    /// The member.
+    /// Returns the state machine of the member.
     pub fn member(&self) -> &Member {
         &self.member
     }
 
-    /// Its pool.
+    /// Returns the pool of the member.
     pub fn pool(&self) -> &UnitPool {
         &self.pool
     }

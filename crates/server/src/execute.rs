@@ -31,7 +31,8 @@ pub struct Serving {
 const RECLAIMED_AT_ONCE: usize = 4;
 
 impl Serving {
-    /// Executes a request. The record of a change carries its answer.
+    /// Executes a client's request in the store.
+    /// The record of a change carries its answer.
     pub fn execute(
         &self,
         ticket: Ticket,
@@ -183,7 +184,8 @@ impl Serving {
         completion
     }
 
-    /// Begins a session. Slots and locks of earlier sessions do not name it.
+    /// Begins a session in the table of sessions.
+    /// Slots and locks of earlier sessions do not name it.
     pub fn open_session(
         &self,
         ticket: Ticket,

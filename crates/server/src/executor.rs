@@ -46,7 +46,7 @@ impl Executor {
         }
     }
 
-    /// The store.
+    /// Returns the store that requests are executed in.
     pub fn store(&self) -> &Store {
         &self.store
     }
@@ -56,7 +56,7 @@ impl Executor {
         self.store
     }
 
-    /// Executes a request.
+    /// Executes a request and returns its outcome.
     ///
     /// # Errors
     /// Those of the store. [`Error::InvalidArgument`] for operations that need a session's slot, locks or grant.

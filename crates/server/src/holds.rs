@@ -48,7 +48,8 @@ impl Holds {
         *sessions.get(&request.session)?.recent.get(&request)?
     }
 
-    /// Counts a hold. Whether it is the session's first one of the file, for which the store counts one.
+    /// Counts a session's hold of an inode. Returns whether it is the session's first one of the file, for which the store
+    /// counts one.
     pub fn take(&self, request: RequestId, file: FileId) -> bool {
         let mut sessions = self.sessions.lock();
         let own = sessions.entry(request.session).or_default();

@@ -117,7 +117,7 @@ impl Inbox {
     }
 }
 
-/// A running node.
+/// A node that serves a member in this process.
 pub struct Node {
     inbox: Inbox,
     shared: Shared,

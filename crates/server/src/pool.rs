@@ -142,7 +142,8 @@ impl UnitPool {
         }
     }
 
-    /// Executes an intent. An intent without a completion returns none. Proposals are not for a pool.
+    /// Executes an intent of the member.
+    /// An intent without a completion returns none. Proposals are not for a pool.
     ///
     /// # Errors
     /// An error that stops the pool: damage, or that it is not open for this.

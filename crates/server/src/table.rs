@@ -65,7 +65,8 @@ pub fn last_session(sessions: &[u8; BLOCK]) -> u64 {
     word(sessions, 16)
 }
 
-/// An answered request. For a commit the slot names the transfers that brought its data, so that its record does.
+/// Encodes the entry of an answered request in its slot.
+/// For a commit the slot names the transfers that brought its data, so that its record does.
 pub fn slot(slot: &Slot, outcome: &Outcome, wr_ids: [u64; 2]) -> [u8; ENTRY] {
     let mut entry = [0; ENTRY];
     entry[..8].copy_from_slice(&slot.session.to_le_bytes());

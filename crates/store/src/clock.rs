@@ -16,7 +16,7 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// Nanoseconds since 1970.
+    /// Returns the wall clock's time in nanoseconds since 1970.
     #[inline]
     pub fn now_ns(&self) -> i64 {
         match self {

@@ -119,7 +119,7 @@ impl<T> Ordered<Mutex<T>> {
         Ordered::with(Mutex::new(value), rank)
     }
 
-    /// Waits for it.
+    /// Locks the mutex and asserts the order of locks.
     #[inline]
     pub fn lock(&self) -> LockGuard<'_, T> {
         let turn = self.wait();

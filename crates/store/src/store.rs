@@ -81,19 +81,19 @@ impl Store {
         &self.files().inodes
     }
 
-    /// Data of files.
+    /// Returns the layer for data of files.
     #[inline]
     pub fn files(&self) -> &Files {
         &self.names.files
     }
 
-    /// Directories and links.
+    /// Returns the layer for directories and links.
     #[inline]
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> Arc<LiveInode> {
         self.names.root.clone()
     }

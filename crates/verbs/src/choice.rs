@@ -8,7 +8,8 @@ use std::fmt::Write;
 use crate::Error;
 use crate::device::{GidEntry, Port, PortState, Protocol};
 
-/// The requested device. Open fields are chosen.
+/// Requirements on the device that is opened.
+/// Open fields are chosen.
 #[derive(Clone, Default, Debug)]
 pub struct Wanted {
     /// The device's name, as `rdma link` shows it.

@@ -185,7 +185,7 @@ impl Device {
         }))
     }
 
-    /// The device's name.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.port.device
     }
@@ -195,7 +195,7 @@ impl Device {
         &self.port
     }
 
-    /// The address.
+    /// Returns the address of the port.
     pub fn gid(&self) -> &GidEntry {
         &self.gid
     }

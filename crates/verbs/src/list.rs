@@ -92,7 +92,7 @@ impl SendList {
         }
     }
 
-    /// The queue pair.
+    /// Returns the queue pair that requests are posted to.
     pub fn pair(&self) -> &Arc<QueuePair> {
         &self.pair
     }
@@ -109,7 +109,8 @@ impl SendList {
         self.list.length == self.list.entries.len()
     }
 
-    /// Adds a request. Panics if there is no room, and for requests that [`QueuePair::post`] panics for; datagrams are not for
+    /// Adds a request to the list.
+    /// Panics if there is no room, and for requests that [`QueuePair::post`] panics for; datagrams are not for
     /// lists. The memory that it names must be registered until it completes, or the device refuses it.
     #[inline]
     pub fn push(&mut self, request: &Request<'_>) {
@@ -172,7 +173,7 @@ impl ReceiveList {
         }
     }
 
-    /// The queue.
+    /// Returns the shared receive queue.
     pub fn queue(&self) -> &Arc<SharedReceiveQueue> {
         &self.queue
     }

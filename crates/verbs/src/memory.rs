@@ -41,7 +41,7 @@ impl Domain {
         }))
     }
 
-    /// The device.
+    /// Returns the device of the domain.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -153,7 +153,8 @@ impl Registration {
         }))
     }
 
-    /// Revokes the keys. With the error the registration is returned unchanged: its keys may still be valid.
+    /// Revokes the keys of the registration.
+    /// With the error the registration is returned unchanged: its keys may still be valid.
     ///
     /// # Errors
     /// [`Error::System`], also if there is another reference to the registration.
@@ -187,7 +188,7 @@ impl Registration {
         errno
     }
 
-    /// The memory.
+    /// Returns the registered region.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -274,7 +275,7 @@ pub struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Bytes in it.
+    /// Returns the number of registered bytes.
     pub fn length(&self) -> u32 {
         self.length
     }

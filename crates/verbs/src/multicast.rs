@@ -71,7 +71,7 @@ impl Group {
         self.key
     }
 
-    /// The group.
+    /// Returns the joined group.
     pub fn group(&self) -> Ipv4Addr {
         self.membership.group
     }

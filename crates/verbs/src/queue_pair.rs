@@ -332,7 +332,7 @@ impl QueuePair {
         self.modify(&mut attributes(ffi::IBV_QPS_ERR), ffi::IBV_QP_STATE)
     }
 
-    /// Its state.
+    /// Returns the state of the queue pair.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -357,7 +357,7 @@ impl QueuePair {
         })
     }
 
-    /// Its number.
+    /// Returns the number of the queue pair.
     pub fn number(&self) -> u32 {
         // SAFETY: the pair lives.
         unsafe { (*self.pointer).qp_num }

@@ -174,7 +174,7 @@ impl Program {
     }
 }
 
-/// An attached program. The kernel detaches it when the descriptor closes.
+/// An attached program, which the kernel detaches when the descriptor closes.
 pub struct Link {
     descriptor: OwnedFd,
 }

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType, socket};
 
 use crate::Error;
 
-/// A hardware address.
+/// A hardware address of Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hardware(pub [u8; 6]);
 
@@ -27,7 +27,7 @@ impl fmt::Debug for Hardware {
     }
 }
 
-/// An Ethernet interface.
+/// An Ethernet interface of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.

@@ -78,7 +78,7 @@ pub struct PortOptions {
     pub placed: Option<PlacedOptions>,
 }
 
-/// Placement of data.
+/// Options for the placement of received data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedOptions {
     /// The queue that it comes by.
@@ -201,7 +201,7 @@ impl Port {
         self.mode
     }
 
-    /// The interface.
+    /// Returns the interface of the port.
     pub fn interface(&self) -> &Interface {
         &self.interface
     }

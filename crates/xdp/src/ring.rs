@@ -202,7 +202,8 @@ impl<T: Entry> Consumer<T> {
         self.ring.producer().load(Ordering::Acquire) == self.next
     }
 
-    /// The next entry. The kernel may use its slot again after [`Consumer::release`].
+    /// Returns the next entry and removes it.
+    /// The kernel may use its slot again after [`Consumer::release`].
     pub fn pop(&mut self) -> Option<T> {
         if self.next == self.produced {
             self.produced = self.ring.producer().load(Ordering::Acquire);

@@ -54,7 +54,7 @@ impl Entry {
         }
     }
 
-    /// The node.
+    /// Returns the identity of the node that shares this process.
     pub fn node(&self) -> NodeId {
         self.inside.node()
     }

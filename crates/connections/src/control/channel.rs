@@ -53,7 +53,7 @@ impl From<Malformed> for Trouble {
     }
 }
 
-/// One control connection.
+/// One control connection, over a Unix socket or TLS.
 pub struct Channel {
     link: Link,
     /// Received and unprocessed bytes: less than a frame, and the piece after it.

@@ -122,7 +122,7 @@ impl Identity {
         self.cluster
     }
 
-    /// Its node's name.
+    /// Returns the name of the node that it identifies.
     pub fn node(&self) -> &str {
         &self.node
     }

@@ -154,7 +154,7 @@ impl Listener {
         self.sockets.iter().filter_map(address).collect()
     }
 
-    /// Counts of events.
+    /// Returns the counts of events since the listener began.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -550,7 +550,7 @@ pub(super) fn unknown_process(who: &str) -> Error {
 }
 
 impl Caller {
-    /// Its identity.
+    /// Returns the authenticated identity of the peer.
     pub fn peer(&self) -> &PeerIdentity {
         &self.peer
     }

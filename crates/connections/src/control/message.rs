@@ -94,7 +94,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// A message.
+/// A message of a control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First, by both; the listener begins.
@@ -122,7 +122,7 @@ pub enum Message {
     Refused(String),
 }
 
-/// A frame's head.
+/// Head with which every frame begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub kind: u8,
@@ -219,7 +219,7 @@ impl Message {
         frame
     }
 
-    /// Decodes a frame.
+    /// Decodes and validates a frame.
     pub fn decode(kind: u8, fields: &[u8]) -> Result<Message, Malformed> {
         let mut reader = Reader(fields);
         let message = match kind {

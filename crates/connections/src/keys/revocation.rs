@@ -26,7 +26,7 @@ use super::{
 
 const JOURNAL: &str = "issued.txt";
 
-/// Revoked certificates.
+/// Set of revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     /// The list that every node has to get.

@@ -32,7 +32,7 @@ impl Messenger {
         queue.join(group, address)
     }
 
-    /// Leaves a group.
+    /// Leaves a multicast group.
     pub fn leave_group(&mut self, provider: Provider, group: GroupId) {
         if let Some(queue) = self.transports.queue(provider) {
             queue.leave(group);

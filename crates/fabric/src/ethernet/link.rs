@@ -36,7 +36,7 @@ pub enum State {
     Leaving { until: Instant },
 }
 
-/// The other side.
+/// The other side of an endpoint: its address, keys and limits.
 pub struct Other {
     pub target: Target,
     /// Protection of packets to it, and from it.
@@ -217,7 +217,7 @@ impl Run {
     }
 }
 
-/// One endpoint.
+/// State of one endpoint: its windows, requests and timers.
 pub struct Link {
     pub id: EndpointId,
     pub state: State,

@@ -49,7 +49,7 @@ pub struct Group {
     pub _membership: Membership,
 }
 
-/// Where packets go.
+/// Destination of packets: a host, and the endpoint there.
 #[derive(Clone, Copy)]
 pub struct Target {
     pub hardware: [u8; 6],
@@ -68,7 +68,7 @@ pub struct Head {
     pub selective: u64,
 }
 
-/// A thread's part.
+/// State that belongs to one thread at the port.
 pub struct Local {
     pub shared: Arc<Shared>,
     pub member: Arc<Member>,

@@ -24,7 +24,7 @@ struct Sent {
     has_come: bool,
 }
 
-/// The sender's side.
+/// The sender's side of a window of packets.
 pub struct Outgoing {
     /// Sequence of the oldest packet that is not acknowledged.
     first: u64,
@@ -202,7 +202,7 @@ impl Outgoing {
     }
 }
 
-/// The receiver's side.
+/// The receiver's side of a window of packets.
 pub struct Incoming {
     /// Sequence of the next packet to be executed.
     pub expected: u64,

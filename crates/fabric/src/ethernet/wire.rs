@@ -227,7 +227,7 @@ pub struct Packet<'a> {
     pub body: &'a [u8],
 }
 
-/// Parses a frame. The check is not verified.
+/// Parses a received frame, without verifying its check.
 pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
     let (header, rest) = Header::ref_from_prefix(frame).ok()?;
     let kind = Kind::from_byte(header.kind)?;

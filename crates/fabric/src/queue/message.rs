@@ -11,7 +11,8 @@ use super::{Options, Queue};
 use crate::transport::Arrival;
 use crate::{Capabilities, EndpointId, Event, Failure, Origin, Piece, Registration, Supply};
 
-/// A message. Its buffer is the queue's again, and its sender has a credit more, once it is dropped, in whichever thread.
+/// A received message.
+/// Its buffer is the queue's again, and its sender has a credit more, once it is dropped, in whichever thread.
 pub struct Message {
     /// Sender of the message.
     pub origin: Origin,
@@ -38,7 +39,7 @@ impl Drop for Message {
 }
 
 impl Message {
-    /// Its bytes.
+    /// Returns the length of the message in bytes.
     pub fn length(&self) -> u32 {
         self.length
     }

@@ -65,7 +65,7 @@ impl Doorbell {
         Ok(Doorbell::over(memory, event))
     }
 
-    /// A peer's bell.
+    /// Maps the bell of a peer.
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].

@@ -127,7 +127,7 @@ impl Cursor {
     }
 }
 
-/// The receiver's side.
+/// The receiver's side of a ring.
 pub struct Incoming {
     head: Lines,
     cursor: Cursor,
@@ -165,12 +165,12 @@ impl Incoming {
         })
     }
 
-    /// The memory.
+    /// Returns the memory of the ring, to be shared with the sender.
     pub fn memory(&self) -> &Region {
         &self.memory
     }
 
-    /// Its layout.
+    /// Returns the layout of the ring.
     pub fn layout(&self) -> RingLayout {
         self.layout
     }
@@ -186,7 +186,7 @@ impl Incoming {
         Header::tag_of(self.line().load(HEADER)) == self.cursor.tag()
     }
 
-    /// The next message.
+    /// Returns the next message without removing it.
     ///
     /// # Errors
     /// [`Failure::Violation`] for an invalid message, or one for which the sender had no credit.
@@ -296,7 +296,7 @@ pub fn lines(memory: &Region, count: usize) -> Lines {
     memory.lines(0, count).expect("memory that was just mapped")
 }
 
-/// The sender's side.
+/// The sender's side of a ring.
 pub struct Outgoing {
     head: Lines,
     cursor: Cursor,

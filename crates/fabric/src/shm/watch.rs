@@ -17,7 +17,7 @@ const RETRY: Timespec = Timespec {
     tv_nsec: 10_000_000,
 };
 
-/// Another process.
+/// A process of a peer, by its descriptor.
 pub struct Process {
     /// Descriptor by which the kernel reports its end, and nothing else.
     descriptor: OwnedFd,
@@ -61,7 +61,7 @@ fn is_this_process(descriptor: &OwnedFd) -> bool {
     number.is_some_and(|number| number.trim().parse() == Ok(std::process::id()))
 }
 
-/// Watches processes.
+/// Thread that reports the end of peers' processes.
 #[derive(Clone)]
 pub struct Watcher(Arc<Shared>);
 

@@ -47,7 +47,7 @@ pub const GOOD: [u8; TRAILER_BYTES] = *b"complete";
 /// The key was withdrawn meanwhile, and the data is nothing.
 pub const BAD: [u8; TRAILER_BYTES] = *b"withdrew";
 
-/// Begins every frame.
+/// Head with which every frame begins.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
@@ -220,7 +220,7 @@ impl Frame {
     }
 }
 
-/// An invalid frame.
+/// Reason why a frame is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong;
 

@@ -148,7 +148,8 @@ impl Input {
 }
 
 impl Link {
-    /// Takes received data. Returns whether there may be more.
+    /// Receives available data and executes complete frames.
+    /// Returns whether there may be more.
     ///
     /// # Errors
     /// [`End`].

@@ -24,7 +24,7 @@ impl Links {
         self.current.len()
     }
 
-    /// All places.
+    /// Returns the indices of all endpoints.
     pub fn places(&self) -> impl Iterator<Item = usize> + use<> {
         (0..self.current.len()).chain(ENDED..ENDED + self.ended.len())
     }
@@ -57,7 +57,7 @@ impl Links {
         self.slot(place)?.as_deref_mut()
     }
 
-    /// An endpoint's.
+    /// Inserts the connection of a new endpoint.
     pub fn insert(&mut self, link: Link) {
         let place = link.id.place();
         if self.current.len() <= place {

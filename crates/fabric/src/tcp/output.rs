@@ -102,7 +102,7 @@ pub enum Due {
     Now,
 }
 
-/// Result of sending.
+/// Result of an attempt to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     All,
@@ -204,7 +204,7 @@ impl Output {
         number
     }
 
-    /// Keeps inline data.
+    /// Copies inline data, and returns its position.
     pub fn value(&mut self, bytes: &[u8]) -> Data {
         let start = self.values_first + self.values.len() as u64;
         self.values.extend(bytes);

@@ -176,7 +176,7 @@ impl About {
     }
 }
 
-/// Unpredictable bytes.
+/// Returns bytes that no other process can predict.
 pub fn random() -> [u8; 32] {
     let mut bytes = [0; 32];
     for chunk in bytes.chunks_mut(8) {

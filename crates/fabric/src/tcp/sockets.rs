@@ -42,7 +42,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(net::accept_with(listener, FLAGS)?)
 }
 
-/// Begins to connect.
+/// Begins to connect without waiting for the peer.
 pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = net::socket_with(family(address.ip()), SocketType::STREAM, FLAGS, None)?;
     match net::connect(&socket, &address) {
@@ -51,7 +51,7 @@ pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     }
 }
 
-/// A datagram socket.
+/// Opens a socket for datagrams.
 pub fn datagrams() -> io::Result<OwnedFd> {
     Ok(net::socket_with(
         AddressFamily::INET,

@@ -53,7 +53,8 @@ impl Closing {
         }
     }
 
-    /// Continues. `drained` states that there are no completions. Calls `gone` with each ended link.
+    /// Advances the closing of each endpoint as far as possible.
+    /// `drained` states that there are no completions. Calls `gone` with each ended link.
     pub fn proceed(&mut self, now: Instant, drained: bool, mut gone: impl FnMut(Link)) {
         let mut at = 0;
         while at < self.links.len() {
@@ -70,7 +71,7 @@ impl Closing {
         }
     }
 
-    /// When to continue.
+    /// Returns when [`Closing::proceed`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let untils = self.links.iter().map(|(_, stage)| match *stage {
             Stage::Leaving { until } | Stage::Draining { until } => until,

@@ -31,7 +31,7 @@ impl AdapterFaults {
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// Number of failures.
+    /// Returns the number of failures so far.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }

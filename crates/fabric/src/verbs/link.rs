@@ -44,7 +44,7 @@ pub fn identity(endpoint: EndpointId, tag: Tag, number: u64) -> u64 {
     u64::from(endpoint.0) << 32 | (tag as u64) << NUMBER_BITS | number & NUMBER_MASK
 }
 
-/// Decodes [`identity`].
+/// Decodes a request's identity, as [`identity`] encodes it.
 pub fn parse_identity(identity: u64) -> (EndpointId, Tag, u32) {
     let endpoint = EndpointId((identity >> 32) as u32);
     let tag = TAGS[(identity >> NUMBER_BITS & 3) as usize];

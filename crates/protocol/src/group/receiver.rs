@@ -27,7 +27,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// All of them.
+    /// Returns the total number of refused frames.
     pub fn all(&self) -> u64 {
         self.damaged + self.foreign + self.forged + self.repeated
     }
@@ -91,7 +91,7 @@ impl Receiver {
         }
     }
 
-    /// The stream.
+    /// Returns the stream's identity.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -122,7 +122,8 @@ impl Receiver {
         self.is_due |= self.named <= self.end;
     }
 
-    /// Takes a frame. [`Receiver::poll_message`] has the messages that it completes.
+    /// Handles a frame that arrived.
+    /// [`Receiver::poll_message`] has the messages that it completes.
     pub fn handle_frame(&mut self, bytes: &[u8]) {
         let frame = match frame::decode(bytes, self.stream, &self.key, &self.defects) {
             Ok(frame) => frame,

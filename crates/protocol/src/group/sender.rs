@@ -81,12 +81,12 @@ impl Sender {
         }
     }
 
-    /// The stream.
+    /// Returns the stream's identity.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// Its members.
+    /// Returns the members that receive the stream.
     pub fn members(&self) -> impl Iterator<Item = NodeId> {
         self.members.keys().copied()
     }

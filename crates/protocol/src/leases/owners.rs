@@ -59,7 +59,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn kept(&self) -> usize {
         self.by_inode.len()
     }

@@ -20,7 +20,7 @@ impl Fetching {
         }
     }
 
-    /// Nothing is missing.
+    /// Whether nothing is missing.
     pub fn is_complete(&self) -> bool {
         self.wanted.is_empty() && self.under_way.is_empty()
     }
@@ -53,7 +53,8 @@ impl Fetching {
         }
     }
 
-    /// Bytes arrived. Returns whether they had been requested; of a partly answered part the rest is still missing.
+    /// Notes a range of bytes that arrived.
+    /// Returns whether they had been requested; of a partly answered part the rest is still missing.
     pub fn arrived(&mut self, range: &Range<u64>) -> bool {
         let asked = self.under_way.get(&range.start).copied();
         let Some(end) = asked.filter(|end| !range.is_empty() && range.end <= *end) else {

@@ -23,7 +23,8 @@ pub(super) struct Refill {
 }
 
 impl Peer {
-    /// Notes a welcome. A repeated one changes nothing: the member may have received the first.
+    /// Notes that a member was welcomed, and its refill begins.
+    /// A repeated one changes nothing: the member may have received the first.
     pub fn note_welcome(&mut self, now: u64, from: u64) {
         if self.refill.is_none() {
             self.progressed_at = now;

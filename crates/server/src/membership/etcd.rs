@@ -24,7 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// Duration of one watch: then the next endpoint is watched, since one that is cut off reports nothing.
 const WATCH_FOR: Duration = Duration::from_secs(5);
 
-/// Access to etcd.
+/// Addresses and credentials for etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdOptions {

@@ -44,7 +44,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Where it listens.
+    /// Returns the addresses at which the node listens.
     ///
     /// # Errors
     /// [`NodeError::Configuration`]

@@ -77,7 +77,7 @@ impl Inside {
         }
     }
 
-    /// The node.
+    /// Returns the identity of the node.
     pub fn node(&self) -> NodeId {
         self.node
     }

@@ -26,7 +26,7 @@ pub enum Task {
     Refresh,
 }
 
-/// Starts both threads.
+/// Starts both threads of membership.
 pub fn start(
     config: &NodeConfig,
     membership: &Arc<dyn Membership>,

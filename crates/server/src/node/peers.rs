@@ -42,7 +42,7 @@ impl Peers {
         self.by_link.get(&link).copied()
     }
 
-    /// Links to clients.
+    /// Returns the links to clients.
     pub fn clients(&self) -> Vec<LinkId> {
         let clients = self.by_node.range(FIRST_CLIENT..);
         clients.map(|(_, link)| *link).collect()

@@ -37,7 +37,7 @@ impl Role {
         }
     }
 
-    /// Its printed name.
+    /// Returns the name that is printed for it.
     pub fn name(self) -> &'static str {
         match self {
             Role::Primary => "primary",
@@ -92,7 +92,7 @@ pub struct Space {
     pub available: u64,
 }
 
-/// A node's status.
+/// State of a node, as it reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Its name.

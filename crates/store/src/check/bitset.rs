@@ -8,7 +8,7 @@ pub struct Bitset {
 }
 
 impl Bitset {
-    /// No bit set.
+    /// Makes a set without any bit set.
     pub fn new(groups: u64, per_group: u64) -> Bitset {
         let stride = per_group.div_ceil(64) as usize;
         Bitset {

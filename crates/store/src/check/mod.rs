@@ -44,7 +44,7 @@ use owned::Owned;
 /// Findings that are listed; a pool with more is a ruin.
 const FINDINGS_MAX: usize = 1000;
 
-/// Selects the checks.
+/// Options that select the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Whether all data, of files and of long symbolic links, is read and compared with its checksums; metadata is

@@ -7,7 +7,7 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// No owners.
+    /// Makes counts without any owner.
     pub fn new(groups: u64, per_group: u64) -> Owned {
         Owned {
             per_group,
@@ -22,7 +22,7 @@ impl Owned {
         count.copied().unwrap_or_default()
     }
 
-    /// Notes one more.
+    /// Counts one more owner of a block.
     pub fn add(&mut self, block: u64) {
         let group = &mut self.groups[(block / self.per_group) as usize];
         group.resize(self.per_group as usize, 0);

@@ -127,7 +127,8 @@ impl Files {
         Ok(())
     }
 
-    /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces, but a
+    /// Writes data at an offset, or at the end.
+    /// Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces, but a
     /// transaction with a reply takes no more than one change.
     pub fn write(
         &self,

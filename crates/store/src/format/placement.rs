@@ -84,7 +84,7 @@ impl ImageLayout {
         self.blocks.store(blocks, Ordering::Release);
     }
 
-    /// Number of groups.
+    /// Returns the number of groups in the image.
     #[inline]
     pub fn groups(&self) -> u64 {
         // A power of two: a shift, since this is on every path.

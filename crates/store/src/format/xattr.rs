@@ -31,7 +31,8 @@ pub struct XattrHeader {
     pub reserved: [u64; 4],
 }
 
-/// An attribute. The bytes of its name and of its value follow, and zeros up to a multiple of 4.
+/// An extended attribute in its block.
+/// The bytes of its name and of its value follow, and zeros up to a multiple of 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct XattrEntry {

@@ -419,7 +419,7 @@ impl Allocator {
         self.reserved_blocks.load(Ordering::Relaxed) as u64
     }
 
-    /// Free inodes.
+    /// Returns the number of free inodes.
     pub fn free_inodes(&self) -> u64 {
         let free =
             |group: &Ordered<Mutex<Group>>| u64::from(group.lock().maps[Map::Inodes as usize].free);

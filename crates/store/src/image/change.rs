@@ -153,7 +153,7 @@ pub const BLOCKS_MAX: usize = 2;
 const SPARE_BLOCKS_MAX: usize = 16;
 
 impl<'s> Change<'s> {
-    /// An empty change.
+    /// Makes a change that contains nothing yet.
     pub fn new(volume: &'s Volume) -> Change<'s> {
         let mut parts = Lent(Some(PARTS.take().unwrap_or_default()));
         parts.record.resize(HEADER, 0);

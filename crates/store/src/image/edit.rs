@@ -200,7 +200,7 @@ impl<'a> Contents<'a> {
         self.image.prefetch(self.offset + at as u64, 1);
     }
 
-    /// Copies bytes out.
+    /// Copies the edited bytes.
     #[inline]
     pub fn copy(&self, at: usize, into: &mut [u8]) {
         self.image.read(self.offset + at as u64, into);

@@ -60,7 +60,8 @@ impl<T> Growing<T> {
         (0..self.len()).map(|index| self.at(index))
     }
 
-    /// Appends items. One thread does that at a time.
+    /// Appends items to the list.
+    /// One thread does that at a time.
     pub fn extend(&self, items: Vec<T>) {
         let (count, mut part) = (items.len(), &self.first);
         while let Some(next) = part.next.get() {

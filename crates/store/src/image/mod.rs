@@ -81,7 +81,7 @@ impl Image {
         self
     }
 
-    /// Whether they are.
+    /// Whether stores to parts of blocks stay in the caches.
     pub fn has_parts_in_caches(&self) -> bool {
         self.stream_min == BLOCK
     }
@@ -110,7 +110,7 @@ impl Image {
         &self.region
     }
 
-    /// Copies bytes out.
+    /// Copies bytes of the image to a buffer.
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         self.region.read(self.base + offset, into);

@@ -68,7 +68,7 @@ pub struct Sharing {
 }
 
 impl Volume {
-    /// The pool's superblock.
+    /// Returns the pool's superblock.
     pub fn superblock(&self) -> Superblock {
         *self.superblock.lock()
     }

@@ -19,7 +19,8 @@ use crate::inode::attributes::attributes;
 use crate::inode::tree::{Found, Lookup, entries_are_valid};
 use crate::order::{Ordered, Rank};
 
-/// A live inode. Its lock orders everything that happens to the file or directory.
+/// An inode in memory: its fields, its lock and its holds.
+/// Its lock orders everything that happens to the file or directory.
 #[derive(Debug)]
 pub struct LiveInode {
     number: u64,
@@ -49,7 +50,7 @@ impl LiveInode {
         })
     }
 
-    /// The inode number.
+    /// Returns the inode number.
     pub fn number(&self) -> u64 {
         self.number
     }

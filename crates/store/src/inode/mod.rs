@@ -47,7 +47,8 @@ impl Inodes {
         Ok(())
     }
 
-    /// Ends `count` holds. The last one of an inode without a name frees it.
+    /// Ends `count` holds of an inode.
+    /// The last one of an inode without a name frees it.
     pub fn release(&self, node: &Arc<LiveInode>, count: u64) -> Result<()> {
         if node.holds.fetch_sub(count, Ordering::AcqRel) != count {
             return Ok(());

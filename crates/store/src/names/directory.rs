@@ -511,7 +511,7 @@ impl<'s> Writer<'_, 's> {
         self.change.put_value(block, SLOTS + index * SLOT, &slot);
     }
 
-    /// Removes a name.
+    /// Removes a name from a directory.
     pub fn remove(&mut self, stored: &Stored) -> Result<()> {
         let Stored {
             block,

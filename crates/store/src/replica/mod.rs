@@ -125,7 +125,7 @@ impl Replica {
         self.tail
     }
 
-    /// The pool's superblock.
+    /// Returns the pool's superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }

@@ -103,7 +103,8 @@ impl Ring {
         self.in_flight.next() - self.start.load(Ordering::Relaxed)
     }
 
-    /// Begins an append. This may wait for other threads to end theirs, so no lock of the allocator may be held.
+    /// Announces an append of this thread.
+    /// This may wait for other threads to end theirs, so no lock of the allocator may be held.
     #[inline]
     pub fn enter(&self) -> Entered {
         let entered = self.in_flight.enter();

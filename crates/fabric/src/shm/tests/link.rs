@@ -19,7 +19,8 @@ const OTHER: &str = "TAKO_FABRIC_OTHER";
 /// Beginning of the test's lines: the output of the test framework uses the same stream.
 const MARK: &str = "@ ";
 
-/// Another process. It is killed when this goes.
+/// A peer in another process.
+/// It is killed when this goes.
 pub struct Other {
     pub child: Child,
     pub link: Link,

@@ -55,7 +55,8 @@ impl Layouts {
         Ok(layout)
     }
 
-    /// Caches a layout. If there are too many, those of files with identities far from this one's are dropped first:
+    /// Inserts a layout into the cache.
+    /// If there are too many, those of files with identities far from this one's are dropped first:
     /// half of them, so that it happens rarely.
     pub fn insert(&mut self, file: FileId, start: u64, layout: Layout) {
         // All parts of one file show one version: another one is of no use.

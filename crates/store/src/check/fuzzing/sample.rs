@@ -17,7 +17,7 @@ use crate::{
 /// Bytes of a sample.
 pub const SAMPLE_LENGTH: u64 = 512 << 10;
 
-/// Which pool.
+/// Selection of a sample pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sample {
     /// Closed: the ring is empty.
