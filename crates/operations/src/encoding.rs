@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
+use postcard::ser_flavors::Flavor;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -141,7 +142,29 @@ impl Outcome {
 }
 
 fn encode(value: &impl Serialize, to: Vec<u8>) -> Vec<u8> {
-    postcard::to_extend(value, to).expect("every value has an encoding, and a vector always grows")
+    let encoded = postcard::serialize_with_flavor(value, Appending(to));
+    encoded.expect("every value has an encoding, and a vector always grows")
+}
+
+/// A vector to which data is appended in one piece: [`postcard::to_extend`] appends byte by byte.
+struct Appending(Vec<u8>);
+
+impl Flavor for Appending {
+    type Output = Vec<u8>;
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
+    }
 }
 
 fn decode<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Malformed> {
