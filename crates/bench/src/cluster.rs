@@ -27,7 +27,7 @@ use crate::{Error, Workload, fabric};
 
 pub const GROUP: &str = "cluster";
 
-pub const WORKLOADS: [Workload; 11] = [
+pub const WORKLOADS: [Workload; 13] = [
     Workload {
         name: "cluster: 2 KiB random write",
         measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
@@ -38,11 +38,21 @@ pub const WORKLOADS: [Workload; 11] = [
     },
     Workload {
         name: "cluster: 4 KiB random read, direct",
-        measure: |bench, name| operations(bench, name, 2.0, |place| read(bench, place)),
+        measure: |bench, name| {
+            operations(bench, name, 2.0, |place| read(bench, place, OFlags::DIRECT))
+        },
+    },
+    Workload {
+        name: "cluster: 4 KiB read, from the page cache",
+        measure: |bench, name| cached(bench, name, |place| read(bench, place, OFlags::empty())),
     },
     Workload {
         name: "cluster: stat, STATX_FORCE_SYNC",
         measure: |bench, name| operations(bench, name, 2.0, |place| stat(bench, place)),
+    },
+    Workload {
+        name: "cluster: stat, cached",
+        measure: |bench, name| cached(bench, name, |place| stat_cached(bench, place)),
     },
     Workload {
         name: "cluster: create and close",
@@ -80,6 +90,8 @@ const MIB: usize = 1 << 20;
 const FILES: usize = 50;
 /// The fastest peer of a cluster over tcp: what clusters on one host take twice of.
 const BAR_TCP: f64 = 1.0;
+/// The embedded mount, for what the kernel answers under a lease.
+const BAR_CACHED: f64 = 0.95;
 
 /// The time of one operation in every place, and its rows: Tako's clusters beside the embedded mount, and beside the
 /// faster peer. `bar`: the required share of the faster peer's speed for a cluster over shm.
@@ -115,6 +127,32 @@ fn operations<'a>(
     Ok(rows)
 }
 
+/// The same of an operation that the kernel answers itself, beside the embedded mount.
+fn cached<'a>(
+    bench: &'a Bench,
+    name: &str,
+    side: impl Fn(&'a Place) -> Result<Side<'a>, Error>,
+) -> Result<Vec<Row>, Error> {
+    let places = &bench.clusters()?.all[..=Places::EMBEDDED];
+    let sides = places.iter().map(side).collect::<Result<Vec<_>, _>>()?;
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let name = name.trim_start_matches("cluster: ");
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let embedded = Places::EMBEDDED;
+    let row = |cluster: usize| {
+        let title = format!("{name}, {}", places[cluster].label);
+        let ratio = measured.ratio((embedded, 0), (cluster, 0));
+        let row = Row::new(&title, time(cluster));
+        row.beside(
+            places[embedded].label,
+            time(embedded),
+            ratio,
+            Some(BAR_CACHED),
+        )
+    };
+    Ok(vec![row(Places::SHM), row(Places::INSIDE)])
+}
+
 /// A side that repeats an operation; its figure is the mean time of one, in ns. Peers take milliseconds for some, so rounds are long.
 fn mean<'a>(bench: &Bench, operation: impl FnMut() -> Result<(), Error> + 'a) -> Side<'a> {
     let mut side = timed(5 * bench.scale.effort, 1, operation);
@@ -136,9 +174,9 @@ fn write<'a>(bench: &Bench, place: &'a Place, syncs: bool) -> Result<Side<'a>, E
     }))
 }
 
-fn read<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+fn read<'a>(bench: &Bench, place: &'a Place, flags: OFlags) -> Result<Side<'a>, Error> {
     rustix::fs::fsync(full_file(bench, place)?)?;
-    let file = place.open("data", OFlags::DIRECT)?;
+    let file = place.open("data", flags)?;
     let length = bench.scale.file_length;
     let (mut random, mut into) = (Random::new(2), Aligned([0; PAGE]));
     Ok(mean(bench, move || {
@@ -180,6 +218,16 @@ fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
     Ok(mean(bench, move || {
         let basic = StatxFlags::BASIC_STATS;
         black_box(rustix::fs::statx(&file, "", flags, basic)?);
+        Ok(())
+    }))
+}
+
+/// By name.
+fn stat_cached<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+    place.open("looked-at", OFlags::empty())?;
+    Ok(mean(bench, move || {
+        let found = rustix::fs::statat(&place.directory, "looked-at", AtFlags::empty())?;
+        black_box(found);
         Ok(())
     }))
 }
