@@ -396,6 +396,15 @@ impl FileSystem {
         Ok(self.backend.sync(&self.node(number)?)?)
     }
 
+    /// Whether only this session has changed a directory of a cluster from an earlier version of it to these attributes, which
+    /// it still has. False if that is not known.
+    pub fn is_own_change(&self, attributes: &Attributes, since: u64) -> bool {
+        match &self.backend {
+            Backend::Remote(remote) => remote.is_own_change(attributes, since),
+            Backend::Embedded(_) => false,
+        }
+    }
+
     /// Whether [`FileSystem::flush`] may wait for something.
     pub fn flush_waits(&self) -> bool {
         match &self.backend {

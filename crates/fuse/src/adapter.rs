@@ -166,7 +166,8 @@ impl Adapter {
         let Some(shared) = &self.shared else {
             return part(self.validity());
         };
-        if !shared.shows(attributes, for_read) {
+        let is_own = |since| self.file_system.is_own_change(attributes, since);
+        if !shared.shows(attributes, for_read, &is_own) {
             return Duration::ZERO;
         }
         let left = part(self.validity());

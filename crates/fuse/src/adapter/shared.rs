@@ -12,6 +12,7 @@
 //!
 //! Listings of directories are pages too. The kernel compares only the time before it uses one, and requests its attributes in
 //! no other way than for a program. So pages of a directory are always dropped before the answer: their locks wait for no request.
+//! After a change of names that it has asked for, the kernel does not use an earlier listing: those changes drop nothing here.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -132,12 +133,18 @@ impl Shared {
     }
 
     /// The kernel is about to be shown attributes, in order to read or not. Returns whether it may keep them. This may wait for
-    /// requests of the file, so nothing may be promised yet that a recall waits for.
-    pub(super) fn shows(&self, attributes: &Attributes, for_read: bool) -> bool {
+    /// requests of the file, so nothing may be promised yet that a recall waits for. `is_own` states whether this mount alone
+    /// has changed a directory since a version.
+    pub(super) fn shows(
+        &self,
+        attributes: &Attributes,
+        for_read: bool,
+        is_own: &dyn Fn(u64) -> bool,
+    ) -> bool {
         if !self.has_pages(attributes) {
             return true;
         }
-        match self.pages(attributes) {
+        match self.pages(attributes, is_own) {
             Pages::Good => {
                 self.note(attributes, Duration::ZERO);
                 true
@@ -204,13 +211,17 @@ impl Shared {
         }
     }
 
-    fn pages(&self, attributes: &Attributes) -> Pages {
+    fn pages(&self, attributes: &Attributes, is_own: &dyn Fn(u64) -> bool) -> Pages {
         let files = self.files.lock();
         let Some(known) = files.get(&attributes.number) else {
             return Pages::Good;
         };
-        let has_other_size = attributes.kind == FileKind::Regular && known.size != attributes.size;
-        let differs = has_other_size || known.latest_modified_ns < attributes.modified_ns;
+        let (generation, since) = known.version;
+        let is_dropped = match attributes.kind {
+            FileKind::Directory => generation == attributes.generation && is_own(since),
+            _ => known.size != attributes.size,
+        };
+        let differs = is_dropped || known.latest_modified_ns < attributes.modified_ns;
         match known.version == version(attributes) || differs {
             true => Pages::Good,
             false => Pages::Drop,
@@ -288,12 +299,12 @@ mod tests {
 
     #[test]
     fn any_number_of_files_is_cached() {
-        let shared = Shared::new(true);
+        let (shared, other) = (Shared::new(true), |_| false);
         for number in 0..(1 << 18) + 2 {
-            assert!(shared.shows(&attributes(number, 1, 4, 1), false));
+            assert!(shared.shows(&attributes(number, 1, 4, 1), false, &other));
         }
         let last = attributes(1 << 18, 2, 4, 2);
-        assert!(shared.shows(&last, true));
+        assert!(shared.shows(&last, true, &other));
         shared.keeps(&last, Duration::from_secs(60));
         assert!(shared.has_lease(last.number));
     }
@@ -301,14 +312,29 @@ mod tests {
     /// The kernel may not have processed the answer with the second version, and then ignores it.
     #[test]
     fn pages_are_dropped_if_an_earlier_time_is_restored() {
-        let shared = Shared::new(true);
-        assert!(shared.shows(&attributes(9, 1, 4, 100), true));
-        assert!(shared.shows(&attributes(9, 2, 4, 200), true));
-        assert!(!shared.shows(&attributes(9, 3, 4, 100), true));
+        let (shared, other) = (Shared::new(true), |_| false);
+        assert!(shared.shows(&attributes(9, 1, 4, 100), true, &other));
+        assert!(shared.shows(&attributes(9, 2, 4, 200), true, &other));
+        assert!(!shared.shows(&attributes(9, 3, 4, 100), true, &other));
         // They were dropped before that answer.
-        assert!(shared.shows(&attributes(9, 3, 4, 100), true));
-        assert!(!shared.shows(&attributes(9, 4, 4, 200), true));
-        assert!(shared.shows(&attributes(9, 5, 4, 201), true));
-        assert!(shared.shows(&attributes(9, 6, 5, 100), true));
+        assert!(shared.shows(&attributes(9, 3, 4, 100), true, &other));
+        assert!(!shared.shows(&attributes(9, 4, 4, 200), true, &other));
+        assert!(shared.shows(&attributes(9, 5, 4, 201), true, &other));
+        assert!(shared.shows(&attributes(9, 6, 5, 100), true, &other));
+    }
+
+    #[test]
+    fn own_changes_of_names_drop_no_listings() {
+        let shared = Shared::new(true);
+        let directory = |version| Attributes {
+            kind: FileKind::Directory,
+            ..attributes(9, version, 0, 100)
+        };
+        let is_own = |since| since >= 2;
+        assert!(shared.shows(&directory(1), false, &is_own));
+        assert!(!shared.shows(&directory(2), false, &is_own));
+        assert!(shared.shows(&directory(3), false, &is_own));
+        assert!(shared.shows(&directory(4), false, &is_own));
+        assert!(!shared.shows(&directory(5), false, &|_| false));
     }
 }

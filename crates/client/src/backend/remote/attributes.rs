@@ -28,6 +28,17 @@ impl Remote {
         Ok(self.found(&outcome)?.1)
     }
 
+    pub(crate) fn is_own_change(&self, attributes: &Attributes, since: u64) -> bool {
+        let Attributes {
+            number,
+            generation,
+            version,
+            ..
+        } = *attributes;
+        let changed = &self.0.changed;
+        changed.is_own(number, generation, (since, version))
+    }
+
     /// A handle from a lookup has them; no message is sent.
     pub(in super::super) fn named_attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
         let attributes = match inode.found {

@@ -47,6 +47,8 @@ struct Inode {
 struct Known {
     /// Those of a file are from its last change by other means than writing.
     attributes: Attributes,
+    /// Version since when only this session has changed it.
+    since: u64,
     until: Instant,
     /// Whether names are in a directory.
     names: HashMap<Vec<u8>, bool>,
@@ -101,6 +103,7 @@ impl Inode {
 impl Known {
     fn new(attributes: Attributes, until: Instant, is_made_here: bool) -> Known {
         Known {
+            since: attributes.version,
             attributes,
             until,
             names: HashMap::new(),
@@ -199,6 +202,14 @@ impl Changed {
         is_directory.then(|| (known.attributes, known.kept()))
     }
 
+    /// Whether this session alone has changed a directory, from one version to another, which it still has.
+    pub(super) fn is_own(&self, number: u64, generation: u32, (from, to): (u64, u64)) -> bool {
+        let state = self.0.lock();
+        let known = state.known(number);
+        let known = known.and_then(|it| it.of_generation(generation));
+        known.is_some_and(|it| it.since <= from && it.attributes.version == to)
+    }
+
     /// The lease under which a name is known to be missing.
     pub(super) fn is_missing(&self, number: u64, generation: u32, name: &[u8]) -> Option<Kept> {
         let state = self.0.lock();
@@ -288,6 +299,29 @@ mod tests {
         assert_eq!(version(&changed), Some(8));
         changed.end(&changed.begin(5), None);
         assert_eq!(version(&changed), None);
+    }
+
+    #[test]
+    fn changes_are_own_while_no_other_session_may_have_made_some() {
+        let changed = Changed::default();
+        let make = |version| changed.end(&changed.begin(5), shown(b"a", true, version));
+        make(7);
+        assert!(changed.is_own(5, 1, (7, 7)) && !changed.is_own(5, 1, (6, 7)));
+        make(8);
+        make(9);
+        assert!(changed.is_own(5, 1, (7, 9)) && changed.is_own(5, 1, (8, 9)));
+        assert!(!changed.is_own(5, 1, (7, 8)), "it has another version");
+        assert!(!changed.is_own(5, 2, (7, 9)), "it is another directory");
+        changed.recalled(5);
+        assert!(!changed.is_own(5, 1, (7, 9)));
+        make(11);
+        assert!(!changed.is_own(5, 1, (9, 11)) && changed.is_own(5, 1, (11, 11)));
+        let begun = changed.begin(5);
+        assert!(!changed.is_own(5, 1, (11, 11)), "it is being changed");
+        changed.recalled(5);
+        changed.end(&begun, shown(b"a", true, 13));
+        make(14);
+        assert!(!changed.is_own(5, 1, (11, 14)));
     }
 
     #[test]
