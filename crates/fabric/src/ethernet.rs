@@ -76,6 +76,9 @@ pub struct EthernetOptions {
     pub receive_frames: u32,
     /// Memory that long writes of peers are received in without a copy by this process.
     pub pool: Option<PlacedPool>,
+    /// How blocks are cut into frames that are received there; the same on both sides. By strip something else may use the bytes in
+    /// front of a block.
+    pub shape: Shape,
     /// Injected faults, for tests.
     pub faults: FrameFaults,
 }
@@ -93,6 +96,7 @@ impl Default for EthernetOptions {
             transports: 8,
             receive_frames: 2048,
             pool: None,
+            shape: Shape::Strip,
             faults: FrameFaults::default(),
         }
     }
@@ -115,12 +119,9 @@ impl EthernetOptions {
             Some(pool) => pool.with_memory_behind(bytes)?,
             None => Region::memory(bytes, false)?,
         };
-        // Something else may use the bytes in front of a block.
-        let shape = Shape::Strip;
         self.pool = Some(PlacedPool {
             region,
             queue,
-            shape,
             read_bytes: READ_BYTES,
         });
         Ok(())
@@ -134,8 +135,6 @@ pub struct PlacedPool {
     pub region: Region,
     /// The interface's queue that data comes by: not that of commands.
     pub queue: u32,
-    /// How blocks are cut into frames; the same on both sides.
-    pub shape: Shape,
     /// Bytes in front of the memory for frames that long reads are received in ([`Device::read_memory`]).
     pub read_bytes: u64,
 }

@@ -44,6 +44,8 @@ const ATTACH_TYPE_XDP: u32 = 37;
 /// XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE.
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
+/// Flag of programs that accept frames in several buffers: BPF_F_XDP_HAS_FRAGS.
+const FLAG_FRAGMENTS: u32 = 1 << 5;
 
 /// The first 120 bytes of `union bpf_attr`. Unset fields are zero.
 #[repr(C, align(8))]
@@ -139,13 +141,15 @@ pub fn shared_value(bytes: u32) -> io::Result<OwnedFd> {
 pub struct Program(OwnedFd);
 
 impl Program {
-    pub fn load(instructions: &[Instruction]) -> io::Result<Program> {
+    /// With `spread`, for frames that are longer than a buffer of the driver.
+    pub fn load(instructions: &[Instruction], spread: bool) -> io::Result<Program> {
         let license = c"Apache-2.0";
         let mut attributes = Attributes::new()
             .word(0, PROGRAM_TYPE_XDP)
             .word(4, instructions.len() as u32)
             .long(8, instructions.as_ptr() as u64)
-            .long(16, license.as_ptr() as u64);
+            .long(16, license.as_ptr() as u64)
+            .word(44, if spread { FLAG_FRAGMENTS } else { 0 });
         let mut tries = 0;
         loop {
             tries += 1;

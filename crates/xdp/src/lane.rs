@@ -22,31 +22,64 @@ pub enum Shape {
     Overlay,
     /// The same frames; the XDP program takes the headers off.
     Strip,
+    /// One frame of 4112 bytes, which the kernel spreads over two chunks; the XDP program takes the header off. The MTU must be
+    /// [`Shape::mtu`] or more on both sides.
+    Jumbo,
 }
 
 impl Shape {
     /// Frames of a block.
     pub fn frames(self) -> u32 {
-        3
+        if self == Shape::Jumbo { 1 } else { 3 }
     }
 
     /// Bytes of all frames of a block but the last, and of that.
     pub fn lengths(self) -> [u32; 2] {
-        [1512, 1120]
+        match self {
+            Shape::Jumbo => [4112; 2],
+            _ => [1512, 1120],
+        }
     }
 
     /// Where in the block the data of a frame goes, and its bytes.
     pub fn segment(self, frame: u32) -> (u32, u32) {
-        match frame {
-            0 => (2600, 1496),
-            1 => (1104, 1496),
+        match (self, frame) {
+            (Shape::Jumbo, _) => (0, 4096),
+            (_, 0) => (2600, 1496),
+            (_, 1) => (1104, 1496),
             _ => (0, 1104),
+        }
+    }
+
+    /// Receive descriptors of a block.
+    pub fn pieces(self) -> u32 {
+        if self == Shape::Jumbo { 2 } else { 3 }
+    }
+
+    /// Where in the block the data of a descriptor goes, and its bytes, in the order of the descriptors.
+    pub fn piece(self, descriptor: u32) -> (u32, u32) {
+        // The first chunk is full: 4096 bytes without what the kernel keeps in front.
+        match (self, descriptor) {
+            (Shape::Jumbo, 0) => (0, 3840),
+            (Shape::Jumbo, _) => (3840, 256),
+            (_, frame) => self.segment(frame),
         }
     }
 
     /// Whether headers never reach memory.
     pub fn is_stripped(self) -> bool {
-        self == Shape::Strip
+        self != Shape::Overlay
+    }
+
+    /// Bytes of the memory for one frame.
+    pub fn chunk(self) -> u32 {
+        if self == Shape::Jumbo { 4096 } else { 2048 }
+    }
+
+    /// Least MTU of the interfaces.
+    pub fn mtu(self) -> u32 {
+        // The MTU does not count the Ethernet header.
+        self.lengths()[0] - 14
     }
 }
 

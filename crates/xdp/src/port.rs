@@ -179,7 +179,8 @@ impl Port {
                 shape: placed.shape,
             }),
         });
-        let program = Program::load(&code).map_err(system("load an XDP program for"))?;
+        let spread = is_spread(options);
+        let program = Program::load(&code, spread).map_err(system("load an XDP program for"))?;
         let (link, mode) = attach(interface, &owner, &program, options)?;
         Ok(Port {
             _link: link,
@@ -340,6 +341,13 @@ fn register(owner: &OwnedFd, region: &Region, options: &PortOptions) -> Result<(
     }
 }
 
+/// Whether frames are spread over several chunks.
+fn is_spread(options: &PortOptions) -> bool {
+    options
+        .placed
+        .is_some_and(|placed| placed.shape == Shape::Jumbo)
+}
+
 /// Attaches the program and binds the socket that owns the memory, in the first mode that works.
 fn attach(
     interface: &Interface,
@@ -382,6 +390,10 @@ fn attach(
                 SocketAddrXdpFlags::XDP_ZEROCOPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP
             }
             _ => SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP,
+        };
+        let flags = match is_spread(options) {
+            true => flags | SocketAddrXdpFlags::XDP_USE_SG,
+            false => flags,
         };
         let address = SocketAddrXdp::new(flags, interface.index, options.queue);
         match freed::bind(owner, &address, freed_by) {

@@ -21,6 +21,8 @@ const RX_QUEUE: i16 = 16;
 /// The helper bpf_xdp_adjust_head.
 const ADJUST_HEAD: i32 = 44;
 const DROP: i32 = 1;
+/// The helper bpf_xdp_get_buff_len: data_end is the end of a long frame's first part only.
+const LENGTH: i32 = 188;
 
 /// Criteria of the program.
 pub struct Selection {
@@ -107,6 +109,12 @@ fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
     code.jump_if(0x5d, 4, 5, 0, Label::Drop);
     // The length must be that of this frame of a block: not more, and not less.
     let [usual, last] = placed.shape.lengths();
+    if placed.shape == crate::Shape::Jumbo {
+        code.move_register(1, 6);
+        code.call(LENGTH);
+        code.unless(0, usual as i32, Label::Drop);
+        return take_placed(code, placed, map);
+    }
     code.move_register(5, 8);
     code.modulo(5, placed.shape.frames() as i32);
     let is_last = placed.shape.frames() as i32 - 1;
@@ -116,6 +124,12 @@ fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
     code.place(Label::Last);
     code.check_length(last as i32);
     code.place(Label::Fits);
+    take_placed(code, placed, map);
+}
+
+/// Sends the expected frame, with the number in r8 and the lane in r7, to the socket.
+fn take_placed(code: &mut Assembler, placed: &Placed, map: i32) {
+    use crate::lane::EXPECTED_AT;
     code.add(8, 1);
     code.store_word(7, 8, EXPECTED_AT);
     if placed.shape.is_stripped() {

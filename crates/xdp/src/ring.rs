@@ -20,6 +20,9 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// The option of all descriptors of a frame but the last one: XDP_PKT_CONTD.
+    pub const CONTINUES: u32 = 1;
+
     /// Where the frame begins. Without alignment the kernel writes the distance from the memory's beginning beside its address.
     pub fn start(&self) -> u64 {
         self.base() + (self.address >> 48)
@@ -161,6 +164,11 @@ impl<T: Entry> Producer<T> {
     pub fn pending(&self) -> u32 {
         let consumed = self.ring.consumer().load(Ordering::Acquire);
         self.next.wrapping_sub(consumed)
+    }
+
+    /// Entries that can be added.
+    pub fn room(&self) -> u32 {
+        self.ring.size - self.pending()
     }
 
     /// Whether the kernel must be called to continue.

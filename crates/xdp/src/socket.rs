@@ -80,6 +80,11 @@ impl Socket {
         let _ = recv(&self.descriptor, &mut nothing[..], RecvFlags::DONTWAIT);
     }
 
+    /// Whether there is room for so many frames.
+    pub fn has_room(&self, count: u32) -> bool {
+        self.transmit.room() >= count
+    }
+
     /// Adds a frame to be sent by [`Socket::flush`]; whether there was room.
     #[inline]
     pub fn transmit(&mut self, descriptor: Descriptor) -> bool {

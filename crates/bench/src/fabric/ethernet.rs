@@ -1,6 +1,6 @@
 //! The transport over Ethernet frames beside TCP and beside frames alone, each over a veth pair between two network namespaces. Both
 //! sides spin. Blocks travel in packets, which the receiver copies, or are placed: with headers that overlay each other, or that the
-//! XDP program strips.
+//! XDP program strips, or in jumbo frames.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -88,6 +88,16 @@ impl Cable {
         }
         enter(home)?;
         Ok(hosts)
+    }
+
+    /// Sets the MTU for frames of this shape.
+    fn allow(&self, shape: Shape) -> Result<(), Error> {
+        for host in &self.hosts {
+            enter(host)?;
+            let mtu = shape.mtu().max(1500);
+            ip(&format!("link set {INTERFACE} mtu {mtu}"))?;
+        }
+        enter(&self.home)
     }
 
     /// The two ends of a transport, and their devices.
@@ -191,15 +201,15 @@ fn over_ethernet(
             ..EthernetOptions::default()
         };
         let mut bytes = BLOCK + LENGTH;
-        if placed.is_some() {
+        if let Some(shape) = placed {
+            options.shape = shape;
             bytes += options.frame_memory();
         }
         let region = Region::memory(bytes, false)?;
         region.populate();
-        options.pool = placed.map(|shape| PlacedPool {
+        options.pool = placed.map(|_| PlacedPool {
             region: region.clone(),
             queue: 1,
-            shape,
             read_bytes: 0,
         });
         Ok((Box::new(Ethernet::open(options)?), region))
@@ -225,7 +235,11 @@ struct Ways<'a> {
     _cables: &'a [Cable],
 }
 
-const SHAPES: [(&str, Shape); 2] = [("overlay", Shape::Overlay), ("strip", Shape::Strip)];
+const SHAPES: [(&str, Shape); 3] = [
+    ("overlay", Shape::Overlay),
+    ("strip", Shape::Strip),
+    ("jumbo", Shape::Jumbo),
+];
 
 impl Ways<'_> {
     fn new(cables: &[Cable], authenticated: bool) -> Result<Ways<'_>, Error> {
@@ -235,8 +249,12 @@ impl Ways<'_> {
         let packets = cable()?.ends(over_ethernet(authenticated, None))?;
         let mut placed = Vec::new();
         for (name, shape) in SHAPES {
-            let joined = cable()?.ends(over_ethernet(authenticated, Some(shape)))?;
-            placed.push((name, joined, cable()?.frames(shape)?));
+            let [joined, raw] = [cable()?, cable()?];
+            for cable in [joined, raw] {
+                cable.allow(shape)?;
+            }
+            let joined = joined.ends(over_ethernet(authenticated, Some(shape)))?;
+            placed.push((name, joined, raw.frames(shape)?));
         }
         Ok(Ways {
             tcp,

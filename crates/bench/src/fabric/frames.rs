@@ -15,8 +15,8 @@ use crate::Error;
 /// Blocks of a transfer, at most.
 const BLOCKS_MAX: u64 = 256;
 const BLOCK: u64 = 4096;
-/// Bytes for a frame, and where the kernel puts what it receives.
-const CHUNK: u64 = 2048;
+/// Bytes for a frame, of every shape, and where the kernel puts what it receives.
+const CHUNK: u64 = 4096;
 const HEADROOM: u64 = 256;
 const HEADER: u64 = 16;
 /// Memory for blocks, after one that headers reach into. Then that for received commands, for the sent one, and for sent data.
@@ -24,7 +24,8 @@ const COMMANDS: u64 = (BLOCKS_MAX + 1) * BLOCK;
 const COMMAND: u64 = COMMANDS + 64 * CHUNK;
 const DATA: u64 = COMMAND + CHUNK;
 const FRAMES: u64 = 256;
-const LENGTH: u64 = DATA + FRAMES * CHUNK;
+/// A jumbo frame is longer than its chunk.
+const LENGTH: u64 = DATA + (FRAMES + 1) * CHUNK;
 const RING: u32 = 1024;
 const COMMAND_BYTES: u32 = 256;
 /// Frames that are given to the kernel in one call.
@@ -63,7 +64,7 @@ impl RawEnd {
         let options = PortOptions {
             queue: 0,
             types: TYPES,
-            chunk: CHUNK as u32,
+            chunk: shape.chunk(),
             ring: RING,
             sockets: 4,
             modes: Modes::Only(Mode::NativeCopy),
@@ -121,14 +122,15 @@ impl RawEnd {
     /// The next so many blocks are received where they belong.
     fn aim(&mut self, from: Hardware, blocks: u32) {
         let header = if self.shape.is_stripped() { 0 } else { HEADER };
-        let count = blocks * self.shape.frames();
-        for frame in 0..count {
-            let block = u64::from(blocks - frame / self.shape.frames());
-            let (at, _) = self.shape.segment(frame % self.shape.frames());
+        let pieces = self.shape.pieces();
+        for piece in 0..blocks * pieces {
+            let block = u64::from(blocks - piece / pieces);
+            let (at, _) = self.shape.piece(piece % pieces);
             let target = block * BLOCK + u64::from(at);
             self.data.fill(target - header - HEADROOM);
         }
         self.data.filled();
+        let count = blocks * self.shape.frames();
         if let Some(lane) = self.port.lane() {
             lane.open(from, self.next, count);
         }
@@ -136,11 +138,28 @@ impl RawEnd {
     }
 
     fn await_blocks(&mut self, blocks: u32) -> Result<(), Error> {
-        for _ in 0..blocks * self.shape.frames() {
+        for _ in 0..blocks * self.shape.pieces() {
             awaited(|| self.data.socket().receive())?;
         }
         self.data.socket().received();
         Ok(())
+    }
+
+    fn send_frame(&mut self, address: u64, bytes: u32) {
+        let header = HEADER as u32;
+        let mut transmit = |address, length, options| {
+            self.data.socket().transmit(Descriptor {
+                address,
+                length,
+                options,
+            });
+        };
+        if self.shape == Shape::Jumbo {
+            transmit(address, header, Descriptor::CONTINUES);
+            transmit(address + HEADER, bytes, 0);
+        } else {
+            transmit(address, header + bytes, 0);
+        }
     }
 
     fn send_blocks(&mut self, blocks: u32) {
@@ -154,11 +173,7 @@ impl RawEnd {
                     .region()
                     .write(address + HEADER - 2, &tag.to_be_bytes());
                 let (_, bytes) = self.shape.segment(number % self.shape.frames());
-                self.data.socket().transmit(Descriptor {
-                    address,
-                    length: bytes + HEADER as u32,
-                    options: 0,
-                });
+                self.send_frame(address, bytes);
             }
             self.next = end.min(self.next + BATCH);
             self.data.socket().flush();

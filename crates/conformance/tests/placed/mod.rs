@@ -9,7 +9,7 @@ use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults, PlacedPool, Shape
 use fabric::{Access, Device, Failure, Registration, Source, Work, WorkRequest};
 use pmem::Region;
 
-use super::link::{Link, options};
+use super::link::{INTERFACE, Link, options};
 use super::suite::{Pair, Random, Setup};
 
 const BLOCK: u64 = 4096;
@@ -20,7 +20,6 @@ const BLOCKS: u64 = 600;
 struct Placing {
     link: Link,
     options: EthernetOptions,
-    shape: Shape,
     /// By which data leaves and comes, of each host.
     queues: [u32; 2],
     devices: RefCell<Vec<Arc<Ethernet>>>,
@@ -30,14 +29,20 @@ struct Placing {
 
 impl Placing {
     fn new(shape: Shape, faults: FrameFaults) -> Placing {
+        let link = Link::pair();
+        if shape == Shape::Jumbo {
+            for host in 0..2 {
+                link.ip(host, &format!("link set {INTERFACE} mtu 9000"));
+            }
+        }
         Placing {
-            link: Link::pair(),
+            link,
             options: EthernetOptions {
                 faults,
+                shape,
                 transports: 2,
                 ..options()
             },
-            shape,
             queues: [1, 1],
             devices: RefCell::default(),
             pools: RefCell::default(),
@@ -60,7 +65,6 @@ impl Setup for Placing {
             pool: Some(PlacedPool {
                 region: pool.clone(),
                 queue: self.queues[host],
-                shape: self.shape,
                 read_bytes: 0,
             }),
             ..self.options.clone()
@@ -146,8 +150,13 @@ fn overlaid_blocks_land_where_they_belong_and_what_headers_cover_is_restored() {
 }
 
 #[test]
+fn jumbo_frames_land_in_two_chunks_where_they_belong_and_nothing_else_changes() {
+    writes(&Placing::new(Shape::Jumbo, FrameFaults::default()), 40);
+}
+
+#[test]
 fn lost_doubled_reordered_and_damaged_frames_misplace_nothing() {
-    for shape in [Shape::Strip, Shape::Overlay] {
+    for shape in [Shape::Strip, Shape::Overlay, Shape::Jumbo] {
         let faults = FrameFaults {
             loss_permille: 5,
             duplication_permille: 10,

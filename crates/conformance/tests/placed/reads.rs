@@ -82,13 +82,18 @@ fn overlaid_blocks_of_reads_land_in_the_buffer_and_covered_bytes_are_restored() 
 }
 
 #[test]
+fn jumbo_frames_of_reads_land_in_the_buffer_and_nothing_else_changes() {
+    assert_eq!(reads(Shape::Jumbo, FrameFaults::default(), 40).placed, 40);
+}
+
+#[test]
 fn lost_doubled_reordered_and_damaged_frames_of_reads_misplace_nothing() {
-    for shape in [Shape::Strip, Shape::Overlay] {
+    for shape in [Shape::Strip, Shape::Overlay, Shape::Jumbo] {
         let faults = FrameFaults {
             loss_permille: 5,
             duplication_permille: 10,
             reorder_permille: 5,
-            corruption_permille: 1,
+            corruption_permille: 4,
             seed: 6,
         };
         let counters = reads(shape, faults, 30);

@@ -25,8 +25,6 @@ use crate::{Access, Failure, Key};
 
 /// Fetches of one endpoint that are served at once.
 const SERVED_MAX: usize = 1 << 10;
-/// Frames of a block.
-const FRAMES: u32 = 3;
 
 /// Blocks that a peer reads, and has aimed at.
 pub struct Serving {
@@ -34,6 +32,8 @@ pub struct Serving {
     pub key: u64,
     pub offset: u64,
     pub blocks: u32,
+    /// Frames of all blocks.
+    pub frames: u32,
     /// Number of the first frame.
     pub first: u32,
     /// The frame to send next.
@@ -43,12 +43,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    pub fn frames(&self) -> u32 {
-        self.blocks * FRAMES
-    }
-
     pub fn has_frames(&self) -> bool {
-        self.next < self.frames()
+        self.next < self.frames
     }
 }
 
@@ -65,7 +61,7 @@ pub fn aim(link: &mut Link, local: &Local) -> Option<u32> {
     let (placement, shape) = local.shared.placement.as_ref()?;
     let (key, offset) = into.range_of(&local.shared.region)?;
     let bytes = into.length();
-    if !other.places || !placement::is_run(&local.shared, offset, bytes.into()) {
+    if other.places.is_none() || !placement::is_run(&local.shared, offset, bytes.into()) {
         return None;
     }
     let run = Run {
@@ -88,9 +84,9 @@ pub fn fetch(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<
     let (request, bytes, first) = (head.request.get(), head.total.get(), head.at.get());
     let (key, offset) = (head.key.get(), head.offset.get());
     let blocks = bytes / BLOCK;
-    let places = link.other.as_ref()?.places;
+    let shape = link.other.as_ref()?.places?;
     let is_run = bytes.is_multiple_of(BLOCK) && (1..=BLOCKS_MAX).contains(&blocks);
-    if !places || !is_run || link.served.len() >= SERVED_MAX {
+    if !is_run || link.served.len() >= SERVED_MAX {
         return None;
     }
     let found = local
@@ -105,6 +101,7 @@ pub fn fetch(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<
         key,
         offset,
         blocks,
+        frames: blocks * shape.frames(),
         first,
         next: 0,
         sealed: None,

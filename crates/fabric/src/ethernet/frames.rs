@@ -2,9 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use smallvec::smallvec;
+use xdp::Shape;
+
 use super::link::{Asked, Link, RESERVED};
 use super::local::Local;
 use super::placement;
+use super::shared::PlacedFrame;
 use crate::{Access, Key};
 
 /// Set in the tag of frames that are placed.
@@ -81,7 +85,7 @@ fn send_served(link: &mut Link, local: &mut Local) {
             return;
         }
         let counter = &shared.counts.fetched_frames;
-        counter.fetch_add(serving.frames().into(), Ordering::Relaxed);
+        counter.fetch_add(serving.frames.into(), Ordering::Relaxed);
     }
 }
 
@@ -105,26 +109,29 @@ fn send(
             if local.frames.available() <= RESERVED {
                 break;
             }
-            let Some(frame) = local.frames.take() else {
+            let (at, bytes) = placement::place(shape, aimed.blocks, number);
+            let Some(frame) = take(local, shape, bytes) else {
                 break;
             };
-            let (at, bytes) = placement::place(shape, aimed.blocks, number);
             let tag = PLACED_TAG | (aimed.first.wrapping_add(number) as u16 & !PLACED_TAG);
-            let own = &local.shared.interface.hardware.0;
             let mut header = [0; HEADER];
             header[..6].copy_from_slice(&aimed.hardware);
-            header[6..12].copy_from_slice(own);
+            header[6..12].copy_from_slice(&local.shared.interface.hardware.0);
             header[12..14].copy_from_slice(&data_type.to_be_bytes());
             header[14..].copy_from_slice(&tag.to_be_bytes());
-            let address = local.shared.address(frame);
+            let address = local.shared.address(frame.0[0].0);
             local.shared.region.write(address, &header);
-            copy(at, address + HEADER as u64, bytes);
-            put_frame(local, frame, HEADER as u32 + bytes, &mut batch);
+            let data = match frame.0.get(1) {
+                Some((second, _)) => local.shared.address(*second),
+                None => address + HEADER as u64,
+            };
+            copy(at, data, bytes);
+            put_frame(local, shape, frame, &mut batch);
             sent += 1;
         }
         let given = local.shared.transmit_placed(&batch);
-        for (frame, _) in &batch {
-            local.frames.release(*frame);
+        for PlacedFrame(parts) in &batch {
+            parts.iter().for_each(|part| local.frames.release(part.0));
         }
         // Frames behind one that was not taken are asked for again.
         next += if given == batch.len() {
@@ -138,22 +145,46 @@ fn send(
     }
 }
 
-/// Adds a frame to a batch, unless something happens to it.
-fn put_frame(local: &mut Local, frame: u32, length: u32, batch: &mut Vec<(u32, u32)>) {
-    let Some(faults) = &mut local.faults else {
-        return batch.push((frame, length));
+/// Memory for a frame with so many bytes of data. In a jumbo frame the data has a chunk of its own.
+fn take(local: &mut Local, shape: Shape, bytes: u32) -> Option<PlacedFrame> {
+    let header = HEADER as u32;
+    let first = local.frames.take()?;
+    if shape != Shape::Jumbo {
+        return Some(PlacedFrame(smallvec![(first, header + bytes)]));
+    }
+    let Some(second) = local.frames.take() else {
+        local.frames.release(first);
+        return None;
     };
-    let region = &local.shared.region;
-    let mut bytes = vec![0; length as usize];
-    region.read(local.shared.address(frame), &mut bytes);
-    let mut free = Some(frame);
+    Some(PlacedFrame(smallvec![(first, header), (second, bytes)]))
+}
+
+/// Adds a frame to a batch, unless something happens to it.
+fn put_frame(local: &mut Local, shape: Shape, frame: PlacedFrame, batch: &mut Vec<PlacedFrame>) {
+    let Some(mut faults) = local.faults.take() else {
+        return batch.push(frame);
+    };
+    let shared = local.shared.clone();
+    let mut bytes = Vec::new();
+    for &(part, length) in &frame.0 {
+        let at = bytes.len();
+        bytes.resize(at + length as usize, 0);
+        shared.region.read(shared.address(part), &mut bytes[at..]);
+    }
+    let PlacedFrame(parts) = frame;
+    parts.iter().for_each(|part| local.frames.release(part.0));
     for arrives in faults.treat(&bytes) {
-        if let Some(frame) = free.take().or_else(|| local.frames.take()) {
-            region.write(local.shared.address(frame), &arrives);
-            batch.push((frame, arrives.len() as u32));
+        let data = (arrives.len() - HEADER) as u32;
+        let Some(frame) = take(local, shape, data) else {
+            break;
+        };
+        let mut rest = &arrives[..];
+        for &(part, length) in &frame.0 {
+            let (now, later) = rest.split_at(length as usize);
+            shared.region.write(shared.address(part), now);
+            rest = later;
         }
+        batch.push(frame);
     }
-    if let Some(frame) = free {
-        local.frames.release(frame);
-    }
+    local.faults = Some(faults);
 }

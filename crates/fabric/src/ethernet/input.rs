@@ -435,7 +435,7 @@ fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
     if let Some(run) = &mut link.run
         && run.request == head.request.get()
         && run.first.is_some()
-        && from <= run.frames()
+        && from <= run.frames
     {
         run.asked = match run.asked {
             (times, frame) if frame == from => (times + 1, from),

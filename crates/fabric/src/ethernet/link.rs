@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use xdp::Shape;
+
 use super::fetch::Serving;
 use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
@@ -14,8 +16,6 @@ use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
 pub const RESERVED: usize = 32;
-/// Frames of a block.
-const FRAMES: u32 = 3;
 /// After how long missing frames of a run are asked for again.
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// The part of the usual time after which a suspected side is lost.
@@ -44,8 +44,8 @@ pub struct Other {
     pub from: Protection,
     /// Bytes of the longest body.
     pub body_bytes: usize,
-    /// Both sides place data, in the same way.
-    pub places: bool,
+    /// Both sides place data, in this way.
+    pub places: Option<Shape>,
 }
 
 /// A request of this side.
@@ -132,6 +132,8 @@ pub struct Run {
     /// Where in the write's data they begin.
     pub at: u32,
     pub blocks: u32,
+    /// Frames of all blocks.
+    pub frames: u32,
     /// Number of the first frame, once the other side has aimed.
     pub first: Option<u32>,
     /// The frame to send next.
@@ -201,11 +203,6 @@ pub enum Owed {
 }
 
 impl Run {
-    /// Frames of all blocks.
-    pub fn frames(&self) -> u32 {
-        self.blocks * FRAMES
-    }
-
     /// Whether a frame was asked for so often that the link cannot bring it.
     pub fn is_stuck(&self) -> bool {
         self.asked.0 >= STUCK_AFTER
@@ -213,7 +210,7 @@ impl Run {
 
     /// Whether frames are to be sent.
     pub fn has_frames(&self) -> bool {
-        self.first.is_some() && self.next < self.frames()
+        self.first.is_some() && self.next < self.frames
     }
 }
 

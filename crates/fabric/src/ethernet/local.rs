@@ -198,7 +198,7 @@ impl Local {
         let Some(descriptor) = self.socket.receive() else {
             return false;
         };
-        let length = descriptor.length.min(super::shared::CHUNK) as usize;
+        let length = descriptor.length.min(self.shared.options.shape.chunk()) as usize;
         into.resize(length, 0);
         self.shared.region.read(descriptor.start(), into);
         self.received.push(descriptor.base());

@@ -1,5 +1,6 @@
 //! Packets that are numbered: made of requests and of answers.
 
+use xdp::Shape;
 use zerocopy::IntoBytes;
 
 use super::fetch;
@@ -288,10 +289,13 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
     }
     let pending = &mut link.requests[link.cursor];
     if made.kind == Kind::Aim {
+        let shape = link.other.as_ref().and_then(|other| other.places);
+        let blocks = made.bytes / BLOCK;
         link.run = Some(Run {
             request: pending.sequence,
             at: write_at(pending),
-            blocks: made.bytes / BLOCK,
+            blocks,
+            frames: blocks * shape.map_or(0, Shape::frames),
             first: None,
             next: 0,
             sealed: None,
@@ -374,7 +378,7 @@ fn next_of_run(link: &mut Link, local: &mut Local) -> Turn {
     }
     let rest = data.length() - at;
     let start = offset + u64::from(*at);
-    let can = other.places && !pending.unplaced && local.shared.placement.is_some();
+    let can = other.places.is_some() && !pending.unplaced && local.shared.placement.is_some();
     if !can || rest < BLOCK || !start.is_multiple_of(BLOCK.into()) {
         return Turn::Packets;
     }

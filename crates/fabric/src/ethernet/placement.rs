@@ -26,7 +26,7 @@ use crate::{EndpointId, Key, Registration};
 pub const BLOCK: u32 = 4096;
 /// Blocks that are aimed at once.
 pub const BLOCKS_MAX: u32 = 256;
-/// Entries of the rings: all frames of these blocks.
+/// Entries of the rings: all descriptors of these blocks, received or sent.
 pub const RING: u32 = 1024;
 /// Runs begin below this number.
 const NUMBERS: u32 = 1 << 31;
@@ -42,7 +42,7 @@ struct Aim {
     run: Run,
     /// Number of the first frame.
     first: u32,
-    /// Frames that have landed.
+    /// Descriptors with data that has landed.
     landed: u32,
     /// Bytes before the first block, where a header arrives.
     saved: [u8; HEADER as usize],
@@ -85,16 +85,21 @@ impl Aim {
         self.run.blocks * shape.frames()
     }
 
-    /// Where the data of a frame goes, and how much it is.
-    fn target(&self, shape: Shape, frame: u32) -> (u64, u32) {
-        let (at, bytes) = place(shape, self.run.blocks, frame);
-        (self.run.offset + u64::from(at), bytes)
+    fn pieces(&self, shape: Shape) -> u32 {
+        self.run.blocks * shape.pieces()
     }
 
-    /// Where the memory for a frame begins.
-    fn fill(&self, shape: Shape, frame: u32) -> u64 {
+    /// Where the data of a descriptor goes, and how much it is.
+    fn target(&self, shape: Shape, piece: u32) -> (u64, u32) {
+        let block = self.run.blocks - 1 - piece / shape.pieces();
+        let (at, bytes) = shape.piece(piece % shape.pieces());
+        (self.run.offset + u64::from(block * BLOCK + at), bytes)
+    }
+
+    /// Where the memory of a descriptor begins.
+    fn fill(&self, shape: Shape, piece: u32) -> u64 {
         let header = if shape.is_stripped() { 0 } else { HEADER };
-        self.target(shape, frame).0 - header - HEADROOM
+        self.target(shape, piece).0 - header - HEADROOM
     }
 }
 
@@ -162,9 +167,10 @@ impl Placement {
         if self.aims.is_empty() {
             return self.aim(shared, shape, owner, run);
         }
-        let aimed: u32 = self.aims.iter().map(|aim| aim.frames(shape)).sum();
+        let aimed: u32 = self.aims.iter().map(|aim| aim.pieces(shape)).sum();
         let count = run.blocks * shape.frames();
-        let has_room = aimed + count <= RING && self.next < NUMBERS && !self.is_astray;
+        let has_room =
+            aimed + run.blocks * shape.pieces() <= RING && self.next < NUMBERS && !self.is_astray;
         if !has_room || self.owner != owner || !shape.is_stripped() || self.socket.is_none() {
             return None;
         }
@@ -186,8 +192,8 @@ impl Placement {
         };
         let count = aim.frames(shape);
         let socket = self.socket(&shared.port)?;
-        for frame in 0..count {
-            socket.fill(aim.fill(shape, frame));
+        for piece in 0..aim.pieces(shape) {
+            socket.fill(aim.fill(shape, piece));
         }
         socket.filled();
         self.next = first.wrapping_add(count);
@@ -205,7 +211,7 @@ impl Placement {
         let mut aims = self.aims.iter_mut().peekable();
         while let Some(descriptor) = socket.receive() {
             while aims
-                .next_if(|aim| aim.landed == aim.frames(shape))
+                .next_if(|aim| aim.landed == aim.pieces(shape))
                 .is_some()
             {}
             let Some(aim) = aims.peek_mut() else {
@@ -238,7 +244,7 @@ impl Placement {
         let count = aim.frames(shape);
         Some(if self.is_astray {
             Progress::Astray
-        } else if aim.landed == count {
+        } else if aim.landed == aim.pieces(shape) {
             Progress::All
         } else {
             // Earlier runs may not have all of theirs.
@@ -268,7 +274,7 @@ impl Placement {
     }
 
     fn end(&mut self, shared: &Shared, shape: Shape, aim: &Aim) {
-        let is_whole = aim.landed == aim.frames(shape);
+        let is_whole = aim.landed == aim.pieces(shape);
         if (!is_whole || self.aims.is_empty())
             && let Some(lane) = shared.port.lock().lane()
         {
@@ -312,10 +318,17 @@ impl Placement {
         again
     }
 
-    /// Gives a frame to the kernel; whether there was room.
-    pub fn transmit(&mut self, port: &Mutex<Port>, descriptor: Descriptor) -> bool {
+    /// Whether there is room to send so many descriptors.
+    pub fn has_room(&mut self, port: &Mutex<Port>, count: u32) -> bool {
         self.socket(port)
-            .is_some_and(|socket| socket.socket().transmit(descriptor))
+            .is_some_and(|socket| socket.socket().has_room(count))
+    }
+
+    /// Gives a part of a frame to the kernel, for which there is room.
+    pub fn transmit(&mut self, descriptor: Descriptor) {
+        if let Some(socket) = &mut self.socket {
+            socket.socket().transmit(descriptor);
+        }
     }
 
     /// Lets the kernel send the submitted frames, and takes back those it has sent.

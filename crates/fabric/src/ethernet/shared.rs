@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
+use smallvec::SmallVec;
 use xdp::{
     Descriptor, Hardware, Interface, Membership, Mode, PlacedOptions, Port, PortOptions, Shape,
     Socket,
@@ -18,8 +19,6 @@ use super::placement::{BLOCK, Placement, RING};
 use super::{Counts, EthernetOptions, count, wire};
 use crate::{Access, Error, Failure, Key, Provider, ReadMemory, Registration, Table};
 
-/// Bytes of the memory for one frame.
-pub const CHUNK: u32 = 2048;
 /// Bytes of a chunk that the kernel keeps in front of a received frame.
 const HEADROOM: u32 = 256;
 /// Frames that a thread can have on their way.
@@ -30,8 +29,6 @@ const INBOX_MAX: usize = 256;
 const TAG_AT: usize = 14;
 /// Least MTU: commands fit, and every packet has room for data.
 const MTU_LEAST: u32 = 512;
-/// The same with placed data: frames of 1512 bytes.
-const MTU_PLACED: u32 = 1498;
 /// Bytes of an Ethernet header, which the MTU does not count.
 const ETHERNET_HEADER: u32 = 14;
 
@@ -85,6 +82,9 @@ pub struct GroupMessage {
     pub data: Vec<u8>,
 }
 
+/// A frame to be placed: numbers of transmit frames with its parts, and their bytes.
+pub struct PlacedFrame(pub SmallVec<[(u32, u32); 2]>);
+
 fn system(what: &str, source: rustix::io::Errno) -> Error {
     Error::System {
         what: what.to_owned(),
@@ -94,9 +94,12 @@ fn system(what: &str, source: rustix::io::Errno) -> Error {
 }
 
 /// The interface with this name, if packets fit into its frames.
-fn usable(name: &str, places: bool) -> Result<Interface, Error> {
+fn usable(name: &str, options: &EthernetOptions) -> Result<Interface, Error> {
     let interface = Interface::named(name)?;
-    let least = if places { MTU_PLACED } else { MTU_LEAST };
+    let least = match options.pool {
+        Some(_) => options.shape.mtu(),
+        None => MTU_LEAST,
+    };
     if interface.mtu < least {
         let (interface, mtu) = (interface.name, interface.mtu);
         return Err(xdp::Error::Mtu {
@@ -121,7 +124,7 @@ fn memory(options: &EthernetOptions) -> Result<(Region, u64), Error> {
         reason: "it has no room for frames; make it longer by `EthernetOptions::frame_memory`",
     };
     let rest = pool.region.length().checked_sub(bytes).ok_or(too_short)?;
-    let chunk = u64::from(CHUNK);
+    let chunk = u64::from(options.shape.chunk());
     Ok((pool.region.clone(), rest / chunk * chunk))
 }
 
@@ -130,7 +133,7 @@ impl Shared {
         let Some(name) = &options.interface else {
             return Err(Error::NoInterface);
         };
-        let interface = usable(name, options.pool.is_some())?;
+        let interface = usable(name, &options)?;
         let receive = options
             .receive_frames
             .clamp(64, 1 << 16)
@@ -145,12 +148,13 @@ impl Shared {
         let (region, pool_bytes) = memory(&options)?;
         let placed = options.pool.as_ref().map(|pool| PlacedOptions {
             queue: pool.queue,
-            shape: pool.shape,
+            shape: options.shape,
         });
+        let chunk = options.shape.chunk();
         let layout = PortOptions {
             queue: options.queue,
             types: options.types,
-            chunk: CHUNK,
+            chunk,
             ring: receive.max(transmit.next_power_of_two()),
             sockets: transports + 2,
             modes: options.modes,
@@ -158,7 +162,7 @@ impl Shared {
         };
         let mut port = Port::open(&interface, &region, &layout)?;
         for frame in 0..receive {
-            port.fill(pool_bytes + u64::from(frame) * u64::from(CHUNK));
+            port.fill(pool_bytes + u64::from(frame) * u64::from(chunk));
         }
         port.filled();
         let placement = match placed {
@@ -172,7 +176,7 @@ impl Shared {
             table: Table::default(),
             counts: Counts::default(),
             mode: port.mode(),
-            frame_bytes: (interface.mtu + ETHERNET_HEADER).min(CHUNK - HEADROOM),
+            frame_bytes: (interface.mtu + ETHERNET_HEADER).min(chunk - HEADROOM),
             in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
             members: Mutex::new((0..transports).map(|_| None).collect()),
             reader: Mutex::default(),
@@ -212,7 +216,7 @@ impl Shared {
             .clamp(64, 1 << 16)
             .next_power_of_two();
         let transmit = options.transports.clamp(1, 64) * TRANSMIT_FRAMES;
-        u64::from(receive + transmit) * u64::from(CHUNK)
+        u64::from(receive + transmit) * u64::from(options.shape.chunk())
     }
 
     /// A thread's socket and place.
@@ -269,7 +273,7 @@ impl Shared {
     pub fn exchange(&self, received: &mut Vec<u64>) -> bool {
         let mut port = self.port.lock();
         for address in received.drain(..) {
-            let taken = port.fill(address / u64::from(CHUNK) * u64::from(CHUNK));
+            let taken = port.fill(address / self.chunk() * self.chunk());
             debug_assert!(taken, "the ring has room for all frames");
         }
         let wake = port.filled();
@@ -281,28 +285,30 @@ impl Shared {
 
     /// The kernel has sent a frame.
     pub fn sent(&self, address: u64) {
-        let chunk = (address - self.pool_bytes) / u64::from(CHUNK);
+        let chunk = (address - self.pool_bytes) / self.chunk();
         let frame = chunk - u64::from(self.options.receive_frames);
         self.in_kernel[frame as usize].fetch_sub(1, Ordering::Release);
     }
 
     /// Gives frames to the kernel that are placed: as many as there is room for. How many that is.
-    pub fn transmit_placed(&self, frames: &[(u32, u32)]) -> usize {
+    pub fn transmit_placed(&self, frames: &[PlacedFrame]) -> usize {
         let Some((placement, _)) = &self.placement else {
             return 0;
         };
         let mut placement = placement.lock();
         let mut given = 0;
-        for &(frame, length) in frames {
-            let descriptor = Descriptor {
-                address: self.address(frame),
-                length,
-                options: 0,
-            };
-            self.hand_over(frame);
-            if !placement.transmit(&self.port, descriptor) {
-                self.take_back(frame);
+        for PlacedFrame(parts) in frames {
+            if !placement.has_room(&self.port, parts.len() as u32) {
                 break;
+            }
+            for (index, &(frame, length)) in parts.iter().enumerate() {
+                let continues = index + 1 < parts.len();
+                self.hand_over(frame);
+                placement.transmit(Descriptor {
+                    address: self.address(frame),
+                    length,
+                    options: if continues { Descriptor::CONTINUES } else { 0 },
+                });
             }
             given += 1;
         }
@@ -326,6 +332,11 @@ impl Shared {
         found.and_then(|done| done.ok_or(Failure::Access))
     }
 
+    /// Bytes of the memory for one frame.
+    pub fn chunk(&self) -> u64 {
+        self.options.shape.chunk().into()
+    }
+
     /// Transmit frames of a place.
     pub fn transmit_frames(&self, slot: u32) -> std::ops::Range<u32> {
         slot * TRANSMIT_FRAMES..(slot + 1) * TRANSMIT_FRAMES
@@ -333,7 +344,7 @@ impl Shared {
 
     /// Where a transmit frame is in the memory.
     pub fn address(&self, frame: u32) -> u64 {
-        self.pool_bytes + u64::from(self.options.receive_frames + frame) * u64::from(CHUNK)
+        self.pool_bytes + u64::from(self.options.receive_frames + frame) * self.chunk()
     }
 
     /// A transmit frame is given to the kernel.

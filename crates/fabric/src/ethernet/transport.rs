@@ -215,9 +215,11 @@ impl EthernetTransport {
             from,
             body_bytes: longest - wire::HEADER_BYTES,
             // The interface does not receive its own frames.
-            places: hello.placement.get() != 0
-                && hello.hardware != self.local.shared.interface.hardware.0
-                && hello.placement.get() == placement_number(&self.local.shared),
+            places: self.local.shared.placement.as_ref().and_then(|(_, shape)| {
+                let is_other = hello.hardware != self.local.shared.interface.hardware.0;
+                let is_same = hello.placement.get() == placement_number(&self.local.shared);
+                (is_other && is_same).then_some(*shape)
+            }),
         })
     }
 }
@@ -228,6 +230,7 @@ fn placement_number(shared: &Shared) -> u32 {
         None => 0,
         Some((_, Shape::Overlay)) => 1,
         Some((_, Shape::Strip)) => 2,
+        Some((_, Shape::Jumbo)) => 3,
     }
 }
 

@@ -362,7 +362,7 @@ pub struct Hello {
     pub frame_bytes: U32,
     /// 1 if packets must be authenticated.
     pub authenticated: U32,
-    /// Kind of placement: 0 none, 1 overlay, 2 strip.
+    /// Kind of placement: 0 none, 1 overlay, 2 strip, 3 jumbo.
     pub placement: U32,
     pub secret: [u8; 32],
 }
