@@ -94,10 +94,10 @@ pub struct Exchange<'a> {
 /// Scheduling of a queue's thread.
 pub trait Pace {
     /// Whether a thread that an answer wakes up runs at once, in place of this thread.
-    fn stands_back(&self) -> bool;
+    fn yields(&self) -> bool;
 
     /// There is no request: the thread blocks.
-    fn sleeps(&self);
+    fn blocks(&self);
 
     /// There is a request. Returns whether other ones may wait that no free slot of the queue moves, so that a nudge is due.
     fn takes(&self) -> bool {
@@ -106,7 +106,7 @@ pub trait Pace {
 
     /// Whether answers are to be with the kernel before the thread waits for a request.
     fn sends_first(&self) -> bool {
-        self.stands_back()
+        self.yields()
     }
 
     /// The answers so far are with the kernel.
@@ -421,7 +421,7 @@ impl Queue {
                 return Ok(());
             }
         }
-        pace.sleeps();
+        pace.blocks();
         self.enter(1)
     }
 

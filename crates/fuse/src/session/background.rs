@@ -52,7 +52,7 @@ struct Seat {
     thread: AtomicI32,
     answered: AtomicU64,
     /// Number of its answered requests when it last blocked.
-    slept_at: AtomicU64,
+    blocked_at: AtomicU64,
 }
 
 /// A thread's own side of it.
@@ -184,9 +184,9 @@ impl Background {
     /// Whether a thread that has been runnable since it answered so many requests would answer one. If it does not, it
     /// has yielded.
     fn is_kept_from_answering(&self, seat: &Seat, answered: u64) -> bool {
-        let slept_at = || seat.slept_at.load(Ordering::Relaxed);
+        let blocked_at = || seat.blocked_at.load(Ordering::Relaxed);
         // Then another thread has woken it up.
-        if slept_at() == answered {
+        if blocked_at() == answered {
             return true;
         }
         let Some(thread) = seat.pid() else {
@@ -196,12 +196,12 @@ impl Background {
             return true;
         }
         thread::park_timeout(TICK);
-        let has_stood_back = slept_at() == answered;
-        if has_stood_back {
+        let has_yielded = blocked_at() == answered;
+        if has_yielded {
             // One that has just ended needs nothing.
             let _ = set_background(thread, true);
         }
-        !has_stood_back
+        !has_yielded
     }
 
     /// The number of requests a thread has answered, if it is runnable.
@@ -238,13 +238,13 @@ impl Answering<'_> {
 }
 
 impl Pace for Answering<'_> {
-    fn stands_back(&self) -> bool {
+    fn yields(&self) -> bool {
         self.background.is_on.load(Ordering::Relaxed)
     }
 
-    fn sleeps(&self) {
+    fn blocks(&self) {
         let answered = self.seat.answered.load(Ordering::Relaxed);
-        self.seat.slept_at.store(answered, Ordering::Relaxed);
+        self.seat.blocked_at.store(answered, Ordering::Relaxed);
     }
 }
 
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_stood_back_is_brought_back_alone() {
+    fn a_thread_that_has_yielded_returns_to_the_background_alone() {
         if !may_return() {
             return;
         }
@@ -359,7 +359,7 @@ mod tests {
                 say.send(()).unwrap();
                 while !is_done.load(Ordering::Relaxed) {
                     if policy(gettid()) == libc::SCHED_OTHER {
-                        answering.sleeps();
+                        answering.blocks();
                     }
                 }
             });
@@ -373,8 +373,8 @@ mod tests {
             background.set_all(true);
             let threads: Vec<Pid> = background.threads().map(|(_, thread)| thread).collect();
             let seat = &background.seats[0];
-            let has_stood_back = succeeds(|| {
-                // It has answered since it last slept, and wants to run.
+            let has_yielded = succeeds(|| {
+                // It has answered since it last blocked, and wants to run.
                 let answered = seat.answered.fetch_add(1, Ordering::Relaxed) + 1;
                 let is_kept = background.is_kept_from_answering(seat, answered);
                 if is_kept {
@@ -387,7 +387,7 @@ mod tests {
             is_done.store(true, Ordering::Relaxed);
             background.set_all(false);
             other.thread().unpark();
-            assert!(has_stood_back && all_are_back);
+            assert!(has_yielded && all_are_back);
         });
     }
 

@@ -231,11 +231,11 @@ impl State {
 }
 
 impl Pace for Member<'_> {
-    fn stands_back(&self) -> bool {
+    fn yields(&self) -> bool {
         false
     }
 
-    fn sleeps(&self) {}
+    fn blocks(&self) {}
 
     fn takes(&self) -> bool {
         let mut state = self.crew.state.lock();
