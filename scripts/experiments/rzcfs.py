@@ -13,8 +13,8 @@ COMPARED = """- **NFS**: version 4.2 of the kernel (Debian, Linux 6.1), `async`,
 - **Tako, TCP**: one node, mounted over TCP; file data in messages.
 - **Tako, messages**: the same over Ethernet frames of 1514 bytes.
 - **Tako, one-copy**: the same with `io=client`: data is read and written one-sided, and the receiving process copies it out of frames.
-- **Tako, zero-copy**: the same with `data_queue`: the kernel puts blocks of writes into the pool itself, by header strip. Reads are as in
-  one-copy.
+- **Tako, zero-copy**: the same with `data_queue`: the kernel puts blocks of writes into the pool itself, and those of long reads into the
+  client's buffers, by header strip.
 
 Client and server are two network namespaces of one emulated guest with one processor, joined by a veth pair, one after the other.
 Packets of Tako are authenticated; NFS uses `sec=sys`, without any authentication of packets. NFS keeps written data in the client's
