@@ -1,5 +1,6 @@
 //! Growing the pools of a unit. The request is in the cluster map; each node reserves room and notes that there.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -59,9 +60,16 @@ impl Growing {
     }
 
     /// Whether this map has to wait: the unit has grown without this node. Its pool gets room first, then the map comes again.
-    pub fn reserves_first(&self, map: &ClusterMap, start: u64) -> bool {
+    pub fn reserves_first(&self, map: &ClusterMap, own: &Range<u64>) -> bool {
         let image = map.unit(UNIT).map_or(0, |unit| unit.map.image);
-        let length = start.saturating_add(image);
+        let length = own.start.saturating_add(image);
+        if length <= own.end {
+            return false;
+        }
+        // The pool may be becoming shorter.
+        if self.is_at_work.load(Ordering::Acquire) {
+            return true;
+        }
         // Without room the node ends when it takes the map.
         if length <= self.region.length() || self.tried.load(Ordering::Acquire) == image {
             return false;

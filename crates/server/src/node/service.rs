@@ -559,7 +559,7 @@ impl Service {
             self.growing.take_map(&self.map, start);
             return Ok(());
         }
-        if self.growing.reserves_first(&map, start) {
+        if self.growing.reserves_first(&map, &self.core.pool().image()) {
             return Ok(());
         }
         let is_member = |map: &ClusterMap| {

@@ -56,12 +56,18 @@ pub fn format_new_groups(image: &Image, grown: &ImageLayout) {
     image.region().fence();
 }
 
-/// Makes a grown image persistent; returns the new superblock.
-pub fn write_superblock(image: &Image, own: &Superblock, grown: &ImageLayout) -> Superblock {
+/// Makes a grown image persistent, in a pool of at least so many bytes; returns the new superblock.
+pub fn write_superblock(
+    image: &Image,
+    own: &Superblock,
+    grown: &ImageLayout,
+    pool_length: u64,
+) -> Superblock {
     let region = image.region();
+    let image_length = grown.blocks() * BLOCK as u64;
     let mut superblock = Superblock {
-        pool_length: region.length(),
-        image_length: grown.blocks() * BLOCK as u64,
+        pool_length: pool_length.max(own.image_offset + image_length),
+        image_length,
         reserved_blocks: reserved_blocks(grown).max(own.reserved_blocks),
         ..*own
     };
@@ -86,7 +92,7 @@ impl Volume {
         }
         let room = self.image.region().length() - own.image_offset;
         let grown = own.grown(room / BLOCK as u64)?;
-        self.extend(&mut own, &grown)
+        self.extend(&mut own, &grown, self.image.region().length())
     }
 
     /// Extends the image of a unit's pool to so many bytes, if it is shorter. The region is long enough.
@@ -97,16 +103,25 @@ impl Volume {
         let mut own = self.superblock.lock();
         let room = self.image.region().length();
         match own.grown_to(image_length, room)? {
-            Some(grown) => self.extend(&mut own, &grown).map(|_| ()),
+            // What the region has beyond the image may be given back.
+            Some(grown) => {
+                let length = own.pool_length;
+                self.extend(&mut own, &grown, length).map(|_| ())
+            }
             None => Ok(()),
         }
     }
 
-    fn extend(&self, own: &mut Superblock, grown: &ImageLayout) -> Result<Superblock> {
+    fn extend(
+        &self,
+        own: &mut Superblock,
+        grown: &ImageLayout,
+        pool_length: u64,
+    ) -> Result<Superblock> {
         let (image, allocator) = (&self.image, &self.allocator);
         format_new_groups(image, grown);
         let more = allocator.load_more(image, grown)?;
-        let superblock = write_superblock(image, own, grown);
+        let superblock = write_superblock(image, own, grown, pool_length);
         // First the places, then what leads there.
         image.grow(grown.blocks());
         allocator.grow(more, superblock.reserved_blocks);

@@ -13,7 +13,8 @@ impl Replica {
         let room = self.image.region().length();
         if let Some(grown) = self.superblock.grown_to(image_length, room)? {
             format_new_groups(&self.image, &grown);
-            self.superblock = write_superblock(&self.image, &self.superblock, &grown);
+            let own = &self.superblock;
+            self.superblock = write_superblock(&self.image, own, &grown, own.pool_length);
             self.image.grow(grown.blocks());
         }
         Ok(())
