@@ -62,7 +62,13 @@ pub fn cluster_options(
     text: &str,
 ) -> Result<(MountOptions, RemoteOptions), Failure> {
     let (remote, text) = RemoteOptions::take(text)?;
-    let mut options = fuse_options(&text)?;
+    let mut options: MountOptions = text.parse().map_err(|error: fuse::Error| {
+        let also = match error {
+            fuse::Error::Option(_) => format!("; and of clusters {}", remote::KNOWN),
+            _ => String::new(),
+        };
+        Failure::Usage(format!("{error}{also}"))
+    })?;
     // Locks of a cluster hold for all of its mounts, unless those of one are asked for.
     if !text.split(',').any(|option| option.starts_with("locks=")) {
         options.locks = Locks::Shared;
@@ -190,6 +196,12 @@ fn remount(target: &Path, options: &str) -> Outcome {
         .into_iter()
         .rfind(|mount| mount.directory == absolute)
         .ok_or(fuse::Error::NotMounted(target))?;
+    if Source::is_source(mount.source.as_os_str().as_bytes()) {
+        return Err(Failure::Failed(format!(
+            "cannot remount {}: it shows a cluster; unmount it, and mount it with the new options",
+            mount.directory.display()
+        )));
+    }
     let change =
         Remount::parse(&mount, options).map_err(|error| Failure::Usage(error.to_string()))?;
     let directory = mount.directory.display();

@@ -367,6 +367,16 @@ fn a_directory_shows_one_cluster_at_a_time() {
     killed.child.kill().expect("it is ours");
     killed.child.wait().expect("it is ours");
     cluster.tako(&["mount", "tako:///c", &other]).ended(0);
+    let remount = ["mount", "-o", "remount,ro", &other];
+    let refused = cluster.tako(&remount).ended(1);
+    assert!(
+        refused.contains("it shows a cluster; unmount it"),
+        "{refused}"
+    );
+    std::fs::write(format!("{other}/more"), "contents").expect("it is as before");
+    let unknown = ["mount", "-o", "bogus", "tako:///c", &other];
+    let refused = cluster.tako(&unknown).ended(2);
+    assert!(refused.contains("and of clusters hard, soft,"), "{refused}");
     // With several directories the source does not name one.
     let refused = cluster.tako(&["umount", "tako:///c"]).ended(1);
     let several = format!("is mounted on {path} and {other}; name the directory");
