@@ -4,7 +4,7 @@
 mod copies;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use protocol::wire::{Body, Envelope, Message, VERSION};
 use rustix::time::{ClockId, clock_gettime};
 use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeConfig};
+use store::Clock;
 
 /// Tests run one at a time: one measures the processor time of the process.
 static TURN: Mutex<()> = Mutex::new(());
@@ -49,6 +50,8 @@ impl Drop for Scratch {
 struct Cluster {
     _turn: MutexGuard<'static, ()>,
     nodes: Vec<Option<Node>>,
+    /// Sources of the nodes' time stamps.
+    clocks: Vec<Clock>,
     provider: Provider,
     membership: Arc<dyn Membership>,
     scratch: Scratch,
@@ -56,16 +59,22 @@ struct Cluster {
 
 impl Cluster {
     fn start(nodes: u8, provider: Provider) -> Cluster {
+        Cluster::with_clocks(vec![Clock::System; nodes.into()], provider)
+    }
+
+    fn with_clocks(clocks: Vec<Clock>, provider: Provider) -> Cluster {
+        let nodes = clocks.len();
         let scratch = Scratch::new();
         let membership = DirectoryMembership::open(&scratch.0.join("map")).unwrap();
         let mut cluster = Cluster {
             _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
             nodes: (0..nodes).map(|_| None).collect(),
+            clocks,
             provider,
             membership: Arc::new(membership),
             scratch,
         };
-        for index in 0..usize::from(nodes) {
+        for index in 0..nodes {
             cluster.start_node(index);
         }
         cluster
@@ -92,6 +101,7 @@ impl Cluster {
             metadata_members: 0,
             min_sync: 0,
             spare_after: 0,
+            clock: self.clocks[index].clone(),
         };
         let log = Arc::new(|line: std::fmt::Arguments<'_>| println!("{line}"));
         self.nodes[index] = Some(Node::start(&config, &self.membership, log).unwrap());
@@ -415,4 +425,51 @@ fn a_peer_with_another_version_of_messages_is_refused() {
     let file = create(&network, "file");
     write(&network, file, 0, data(1, 100));
     assert_eq!(read(&network, file, 0, 100), data(1, 100));
+}
+
+/// Wall clocks are hours apart, and jump by hours while nodes serve. A member that was lost with its pool is filled by the primary:
+/// it has no record of the changes before.
+#[test]
+fn clocks_that_jump_keep_time_stamps_in_order_across_takeovers() {
+    const HOUR_NS: i64 = 3_600_000_000_000;
+    let now = Clock::System.now_ns();
+    let walls = [0, -7].map(|hours| Arc::new(AtomicI64::new(now + hours * HOUR_NS)));
+    let clocks = walls.iter().map(|wall| Clock::Manual(wall.clone()));
+    let mut cluster = Cluster::with_clocks(clocks.collect(), Provider::Shm);
+    let network = cluster.connect(None);
+    let file = create(&network, "file");
+    let changed = || {
+        let outcome = ask(&network, Operation::Attributes { file });
+        outcome.attributes.expect("they are there").changed_ns
+    };
+    let mut newest = changed();
+    for round in 0..4 {
+        let primary = cluster.primary();
+        let other = 1 - primary;
+        let is_filled = round % 2 == 1;
+        if is_filled {
+            cluster.nodes[other] = None;
+        }
+        walls[primary].fetch_add(3 * HOUR_NS, Ordering::Relaxed);
+        write(&network, file, 0, data(2 * round, 100));
+        assert!(changed() >= newest + HOUR_NS, "round {round}");
+        newest = changed();
+        if is_filled {
+            let pool = cluster.scratch.0.join(format!("n{other}.pool"));
+            std::fs::remove_file(pool).unwrap();
+            cluster.start_node(other);
+            assert_eq!(cluster.primary(), primary);
+        }
+        cluster.nodes[primary] = None;
+        walls[other].fetch_sub(HOUR_NS, Ordering::Relaxed);
+        write(&network, file, 0, data(2 * round + 1, 100));
+        assert!(
+            changed() >= newest,
+            "round {round}: {} s back",
+            (newest - changed()) / 1_000_000_000
+        );
+        newest = changed();
+        assert_eq!(read(&network, file, 0, 100), data(2 * round + 1, 100));
+        cluster.start_node(primary);
+    }
 }

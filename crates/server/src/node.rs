@@ -168,7 +168,7 @@ impl Node {
         let core = Core::open(
             id,
             opened.region,
-            opening::store_options(),
+            opening::store_options(&config.clock),
             (&options, &defects),
             now,
         )

@@ -291,6 +291,7 @@ impl Nodes {
             metadata_members: 0,
             min_sync: 0,
             spare_after: 0,
+            clock: Default::default(),
         };
         let membership: Arc<dyn Membership> = Arc::new(etcd.membership());
         let log = Arc::new(|line: std::fmt::Arguments<'_>| println!("{line}"));

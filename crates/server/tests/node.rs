@@ -50,6 +50,7 @@ impl Scratch {
             metadata_members: 0,
             min_sync: 0,
             spare_after: 0,
+            clock: Default::default(),
         }
     }
 

@@ -50,7 +50,11 @@ impl Store {
         let names = Names::open(Files::new(Inodes::new(volume)))?;
         let store = Store { names };
         if epoch.is_some() {
-            // The time stamps come from another member's clock.
+            // The time stamps come from another member's clock, and those of a pool that was filled by it from no record.
+            let newest_ns = match newest_ns {
+                0 => store.volume().newest_change_ns(),
+                _ => newest_ns,
+            };
             let directories = [store.root(), store.system()];
             let changed = directories.map(|node| node.state.read().changed_ns);
             let newest_ns = changed.into_iter().fold(newest_ns, i64::max);

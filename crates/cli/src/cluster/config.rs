@@ -152,6 +152,7 @@ impl NodeFile {
             metadata_members: self.unit.metadata_members,
             min_sync: self.unit.min_sync,
             spare_after: self.unit.spare_after,
+            clock: Default::default(),
         })
     }
 }

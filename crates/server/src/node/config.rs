@@ -41,6 +41,8 @@ pub struct NodeConfig {
     pub min_sync: u8,
     /// Seconds that a member may be away before a spare takes its place, when the cluster is made; 0 for ever.
     pub spare_after: u32,
+    /// Source of time stamps: the system, but in tests. Leases have a clock that does not jump.
+    pub clock: store::Clock,
 }
 
 impl NodeConfig {

@@ -16,8 +16,9 @@ pub struct Opened {
 }
 
 /// Options with which a member opens its pool.
-pub fn store_options() -> store::Options {
+pub fn store_options(clock: &store::Clock) -> store::Options {
     store::Options {
+        clock: clock.clone(),
         hold_freed: true,
         ..store::Options::default()
     }

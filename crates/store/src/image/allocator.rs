@@ -428,10 +428,19 @@ impl Allocator {
 
     /// Numbers of all orphans.
     pub fn orphans(&self) -> Vec<u64> {
+        self.numbers_in(Map::Orphans)
+    }
+
+    /// Numbers of the inodes in use.
+    pub fn inodes(&self) -> Vec<u64> {
+        self.numbers_in(Map::Inodes)
+    }
+
+    fn numbers_in(&self, map: Map) -> Vec<u64> {
         let mut numbers = Vec::new();
         for group in self.groups.iter() {
             let group = group.lock();
-            for (index, word) in group.maps[Map::Orphans as usize].used.iter().enumerate() {
+            for (index, word) in group.maps[map as usize].used.iter().enumerate() {
                 let base = group.number * self.inodes_per_group + index as u64 * 64;
                 numbers.extend(
                     (0..64)

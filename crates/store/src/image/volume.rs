@@ -166,6 +166,13 @@ impl Volume {
         self.ahead_ns.fetch_max(ahead, Ordering::Relaxed);
     }
 
+    /// The newest time of change of all files, in nanoseconds since 1970. Damaged inodes do not count.
+    pub(crate) fn newest_change_ns(&self) -> i64 {
+        let inodes = self.allocator.inodes().into_iter();
+        let intact = inodes.filter_map(|number| self.image.inode(number).ok());
+        intact.map(|inode| inode.changed_ns).max().unwrap_or(0)
+    }
+
     #[inline]
     pub(crate) fn now_ns(&self) -> i64 {
         let ahead = self.ahead_ns.load(Ordering::Relaxed);
