@@ -30,8 +30,8 @@ METHOD = """- The seed runs on two boards with an ARM Cortex-A9 of 667 MHz and a
   remote blocks directly, without a page cache. Tako does not do this yet."""
 
 COPIES = """- The seed counts six copies over NFS, one in a remote read of RZCFS and none in a write.
-- Tako on an Ethernet card with a driver for AF_XDP without a copy: a placed write has no copy by its receiver and one by its sender's
-  process, besides those from the program to the mount ([all copies](../CLUSTERS.md#copies-of-a-request)). Other transfers have one more
+- Tako on an Ethernet card with a driver for AF_XDP without a copy: a placed write or read has no copy by its receiver and one by its
+  sender's process, besides those from the program to the mount ([all copies](../CLUSTERS.md#copies-of-a-request)). Other transfers have one more
   by the receiver. A veth pair adds one copy by the kernel on each side."""
 
 
