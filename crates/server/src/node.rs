@@ -191,6 +191,7 @@ impl Node {
             log: log.clone(),
             is_at_work: Arc::default(),
             tried: Arc::default(),
+            kept: Arc::default(),
         };
         let ways = (received, proposals, growing);
         let service = Service::new(config, (id, map), core, messenger, ways, log.clone());

@@ -27,6 +27,8 @@ pub struct Growing {
     pub is_at_work: Arc<AtomicBool>,
     /// Image of another length than before that the thread has reserved room for, or failed to.
     pub tried: Arc<AtomicU64>,
+    /// Bytes of the pool after the thread gave room back, or failed to.
+    pub kept: Arc<AtomicU64>,
 }
 
 impl Growing {
@@ -46,10 +48,15 @@ impl Growing {
         }
         // A request that another node has refused, or that was replaced by a smaller one.
         let needed = start.saturating_add(unit.map.image).max(self.least);
-        if !unit.growth.is_pending() && self.region.length() > needed {
-            let log = self.log.clone();
+        let length = self.region.length();
+        // A file system with large pages leaves more than is needed.
+        let is_new = length > needed && length != self.kept.load(Ordering::Acquire);
+        if !unit.growth.is_pending() && is_new {
+            let (log, kept) = (self.log.clone(), self.kept.clone());
             let give_back = move |region: &Region| {
-                region.shrink(needed).inspect_err(|error| {
+                let given_back = region.shrink(needed);
+                kept.store(region.length(), Ordering::Release);
+                given_back.inspect_err(|error| {
                     log(format_args!(
                         "{name}: keeps room that is not needed: {error}"
                     ));
@@ -80,18 +87,17 @@ impl Growing {
             tried.store(image, Ordering::Release);
             reserved
         };
-        self.begin(reserve, |_, _| None);
-        true
+        self.begin(reserve, |_, _| None)
     }
 
-    /// Changes the length of the pool on a separate thread, unless one runs: it sends the map that follows.
+    /// Changes the length of the pool on a separate thread, unless one runs: it sends the map that follows. False: it did not start.
     fn begin(
         &self,
         work: impl FnOnce(&Region) -> Result<(), pmem::Error> + Send + 'static,
         next: impl Fn(&ClusterMap, &Result<(), pmem::Error>) -> Option<ClusterMap> + Send + 'static,
-    ) {
+    ) -> bool {
         if self.is_at_work.swap(true, Ordering::AcqRel) {
-            return;
+            return false;
         }
         let (region, membership) = (self.region.clone(), self.membership.clone());
         let (inbox, is_at_work) = (self.inbox.clone(), self.is_at_work.clone());
@@ -107,10 +113,11 @@ impl Growing {
                 inbox.pause(RETRY);
             }
         });
-        if let Err(error) = started {
+        if let Err(error) = &started {
             self.is_at_work.store(false, Ordering::Release);
             (self.log)(format_args!("{}: {error}", self.name));
         }
+        started.is_ok()
     }
 }
 
@@ -169,5 +176,68 @@ pub fn grow(membership: &dyn Membership, length: u64, within: Duration) -> Resul
             return refused(&map, reason.into());
         }
         map = membership.wait(map.version, left)?.unwrap_or(map);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use connections::control::Identity;
+    use connections::messenger::{Messenger, Options};
+    use protocol::cluster::UnitEntry;
+
+    use super::*;
+    use crate::membership::MembershipError;
+
+    /// A map that does not change.
+    struct Fixed(ClusterMap);
+
+    impl Membership for Fixed {
+        fn read(&self) -> Result<Option<ClusterMap>, MembershipError> {
+            Ok(Some(self.0.clone()))
+        }
+
+        fn propose(&self, _: &ClusterMap) -> Result<ClusterMap, MembershipError> {
+            Ok(self.0.clone())
+        }
+
+        fn wait(&self, _: u64, _: Duration) -> Result<Option<ClusterMap>, MembershipError> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn room_that_cannot_be_given_back_is_tried_once() {
+        let map = ClusterMap {
+            version: 1,
+            units: vec![UnitEntry::default()],
+            ..ClusterMap::default()
+        };
+        let identity = Identity::local([1; 16], "n1").unwrap();
+        let messenger = Messenger::open(identity, Options::default()).unwrap();
+        let (inputs, received) = channel();
+        let growing = Growing {
+            id: 1,
+            name: "n1".into(),
+            // Memory does not become shorter.
+            region: Region::memory(8192, false).unwrap(),
+            membership: Arc::new(Fixed(map.clone())),
+            inbox: Inbox {
+                inputs,
+                handle: messenger.handle(),
+                stop: Arc::default(),
+            },
+            log: Arc::new(|_| {}),
+            least: 4096,
+            is_at_work: Arc::default(),
+            tried: Arc::default(),
+            kept: Arc::default(),
+        };
+        growing.take_map(&map, 0);
+        let next = received.recv_timeout(Duration::from_secs(60));
+        assert!(matches!(next, Ok(Input::Map(_))));
+        growing.take_map(&map, 0);
+        assert!(!growing.is_at_work.load(Ordering::Acquire));
     }
 }
