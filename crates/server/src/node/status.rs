@@ -126,6 +126,7 @@ pub struct NodeStatus {
     /// Frames of clients' writes that were received in the pool itself.
     pub placed: u64,
     /// Frames of clients' reads that they received in their buffers themselves.
+    #[serde(default)]
     pub fetched: u64,
     /// What it does with groups.
     pub group: GroupStatus,
@@ -133,4 +134,40 @@ pub struct NodeStatus {
     pub memory: String,
     /// Failures that the contents of the pool survive.
     pub survives: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_of_nodes_that_do_not_count_fetched_frames_are_read() {
+        let status = NodeStatus {
+            name: "n1".into(),
+            pid: 1,
+            role: Role::Primary,
+            is_serving: true,
+            is_in_sync: true,
+            tail_epoch: 1,
+            tail: 2,
+            map_version: 3,
+            sessions: 0,
+            links: Vec::new(),
+            load: Load::default(),
+            pool: 4096,
+            space: None,
+            exports: 0,
+            placed: 0,
+            fetched: 0,
+            group: GroupStatus::default(),
+            memory: "file".into(),
+            survives: "a crash".into(),
+        };
+        let mut report = serde_json::to_value(&status).unwrap();
+        report.as_object_mut().unwrap().remove("fetched");
+        assert_eq!(
+            serde_json::from_value::<NodeStatus>(report).unwrap(),
+            status
+        );
+    }
 }
