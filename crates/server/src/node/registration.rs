@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ use connections::control::Address;
 use connections::keys::show_identity;
 use protocol::cluster::{NodeEntry, UnitEntry, UnitFormat, Uuid};
 use protocol::{ClusterMap, NodeId};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use store::{Clock, Geometry};
 
 use super::config::parse_address;
@@ -218,9 +220,19 @@ fn refuse_namesake(
 /// Whether a process listens at an address.
 fn answers(address: &str) -> bool {
     match parse_address(address) {
-        Ok(Address::Unix(path)) => UnixStream::connect(path).is_ok(),
+        Ok(Address::Unix(path)) => listens(&path).is_ok(),
         Ok(Address::Tcp(address)) => TcpStream::connect_timeout(&address, CONNECT_WITHIN).is_ok(),
         Err(_) => false,
+    }
+}
+
+/// Connects to a socket without waiting for room in its backlog: a full one is of a process that listens.
+fn listens(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::AGAIN) => Ok(()),
+        connected => connected,
     }
 }
 
@@ -296,6 +308,8 @@ fn refuse_if_all_lost(map: &ClusterMap, id: NodeId) -> Result<(), NodeError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     fn map(members: u8) -> ClusterMap {
@@ -364,5 +378,18 @@ mod tests {
             "it is found again"
         );
         assert!(refused.to_string().contains("(n1)"), "{refused}");
+    }
+
+    #[test]
+    fn a_namesake_with_a_full_backlog_runs() {
+        let name = format!("tako-namesake-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let answered: Vec<_> = (0..4).map(|_| listens(&path)).collect();
+        std::fs::remove_file(&path).unwrap();
+        // Connections that have ended stay in the backlog until the process accepts them.
+        assert_eq!(answered, [Ok(()); 4]);
+        assert!(listens(&path).is_err());
     }
 }
