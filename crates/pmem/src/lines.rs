@@ -81,9 +81,9 @@ impl<'a> Line<'a> {
     #[inline]
     fn word(self, word: usize) -> &'a AtomicU64 {
         assert!(word < WORDS, "a line has no word {word}");
-        // SAFETY: the range was checked: the line when it was asked for, its word just now. Mappings do not become shorter, and
-        // the lines, which this is borrowed from, keep theirs. As in `Mapping::word`, the reference lives for one operation
-        // and is to an atomic.
+        // SAFETY: the range was checked: the line when it was asked for, its word just now. The pages stay mapped as long as the
+        // lines, which this is borrowed from. A pool becomes shorter only where nothing is accessed (`Region::shrink`); an
+        // access there would be a SIGBUS. As in `Mapping::word`, the reference lives for one operation and is to an atomic.
         unsafe { AtomicU64::from_ptr(self.start.wrapping_add(word * 8).cast()) }
     }
 
