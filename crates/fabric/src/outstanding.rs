@@ -27,7 +27,7 @@ struct Marked {
     /// Whether the caller receives a report of success.
     notify: bool,
     /// Released when this is dropped.
-    _keep: Option<Buffer>,
+    keep: Option<Buffer>,
 }
 
 impl Outstanding {
@@ -74,7 +74,7 @@ impl Outstanding {
             self.marked.push_back(Marked {
                 sequence,
                 notify,
-                _keep: keep.cloned(),
+                keep: keep.cloned(),
             });
         }
         sequence
@@ -102,15 +102,20 @@ impl Outstanding {
         None
     }
 
-    /// Takes the first one out, which has failed.
+    /// Takes the first one out, which has failed. Its buffer stays: see [`Outstanding::take_kept`].
     pub fn fail(&mut self) -> Option<WrId> {
         if self.first == self.next {
             return None;
         }
         let first = self.first;
         self.first += 1;
-        self.marked.pop_front_if(|marked| marked.sequence == first);
         Some(self.ids[self.place(first)])
+    }
+
+    /// The buffers of requests that have not succeeded, in the end: the transport may still access them.
+    pub fn take_kept(&mut self) -> Vec<Buffer> {
+        let marked = self.marked.drain(..);
+        marked.filter_map(|marked| marked.keep).collect()
     }
 
     /// Whether a transport may speak of this one: it is outstanding.
@@ -166,6 +171,6 @@ mod tests {
         }
         let failed: Vec<WrId> = std::iter::from_fn(|| list.fail()).collect();
         assert_eq!(failed, [WrId(7), WrId(8), WrId(9)]);
-        assert!(list.complete(u64::MAX - 1).is_none() && list.length() == 0);
+        assert_eq!(list.length(), 0);
     }
 }

@@ -281,6 +281,8 @@ impl Queue {
     /// Nothing more is reported about it, nor about its outstanding requests.
     pub fn close(&mut self, id: EndpointId) {
         if self.is_open(id) {
+            let kept = self.endpoints[id.place()].outstanding.take_kept();
+            self.transport.keep(id, kept);
             self.transport.close(id);
             self.endpoints[id.place()].end();
         }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use pmem::Region;
 
 use crate::{
-    Access, Capabilities, EndpointId, Error, Failure, GroupId, Piece, Proof, RegionDescriptor,
-    Registration, Remote, RemoteRegion, Source, Work,
+    Access, Buffer, Capabilities, EndpointId, Error, Failure, GroupId, Piece, Proof,
+    RegionDescriptor, Registration, Remote, RemoteRegion, Source, Work,
 };
 
 /// Part of a region, for one owner until this is dropped.
@@ -100,6 +100,10 @@ pub trait Transport: Send {
 
     /// The peer's process may have ended. A transport that learns of that by silence waits for less of it from now on.
     fn suspect(&mut self, _endpoint: EndpointId) {}
+
+    /// Called before [`Transport::close`] with the buffers of requests that have not succeeded. A transport that may still access
+    /// them after it keeps them until then.
+    fn keep(&mut self, _endpoint: EndpointId, _buffers: Vec<Buffer>) {}
 
     /// Ends an endpoint. Nothing more is reported of it; all it had outstanding is forgotten.
     fn close(&mut self, endpoint: EndpointId);

@@ -4,6 +4,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
+use crate::WrId;
+use crate::outstanding::Outstanding;
 use crate::tcp::{Tcp, TcpOptions};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -124,4 +126,26 @@ fn waiting_users_are_served_in_order() {
         );
     });
     assert!(pool.allocate_within(64, Duration::MAX).is_some());
+}
+
+/// Otherwise the transport would write to a buffer of another request.
+#[test]
+fn a_failed_request_keeps_its_buffer_until_it_is_taken() {
+    let pool = pool(&[(64, 2)]);
+    let mut list = Outstanding::new(4);
+    for id in 0..2 {
+        let buffer = pool.allocate(64).unwrap();
+        list.add(WrId(id), true, Some(&buffer));
+    }
+    list.add(WrId(2), true, None);
+    while list.complete(0).is_some() {}
+    assert!(pool.allocate(64).is_some(), "the first one has succeeded");
+    let free = pool.allocate(64).unwrap();
+    while list.fail().is_some() {}
+    assert!(pool.allocate(64).is_none());
+    let kept = list.take_kept();
+    assert_eq!((kept.len(), list.take_kept().len()), (1, 0));
+    assert!(pool.allocate(64).is_none());
+    drop((kept, free));
+    assert!(pool.take(64).is_some());
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::wire::{HEADER_BYTES, Kind, header};
 use super::{Common, INLINE_BYTES, Memory, PATIENCE, wire};
 use crate::credits::ASK_AFTER;
-use crate::{EndpointId, Error, Piece, Request, Source, Work};
+use crate::{Buffer, EndpointId, Error, Piece, Request, Source, Work};
 
 /// Requests of the transport's own that are outstanding at an endpoint, at most: counts of credits, probes, the goodbye.
 /// So many buffers of the peer they can take before it polls.
@@ -113,6 +113,9 @@ pub struct Link {
     ask_after: Duration,
     /// Something has succeeded since the last check.
     pub heard: bool,
+    /// Buffers of requests that had not ended when the link was closed: the adapter accesses them until its queue pair is gone, so
+    /// they are dropped last.
+    pub kept: Vec<Buffer>,
 }
 
 impl Link {
@@ -146,6 +149,7 @@ impl Link {
             ask_at: None,
             ask_after: ASK_AFTER,
             heard: true,
+            kept: Vec::new(),
         })
     }
 

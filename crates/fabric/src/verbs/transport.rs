@@ -14,8 +14,8 @@ use super::receive_buffers::ReceiveBuffers;
 use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
 use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
 use crate::{
-    Arrival, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits,
-    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
+    Arrival, Buffer, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId,
+    Limits, Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
     Transport, Work,
 };
 
@@ -514,6 +514,12 @@ impl Transport for VerbsTransport {
         self.buffers.hand_over();
         let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
         link.connect(&peer)
+    }
+
+    fn keep(&mut self, endpoint: EndpointId, buffers: Vec<Buffer>) {
+        if let Some(link) = self.link(endpoint) {
+            link.kept = buffers;
+        }
     }
 
     fn close(&mut self, endpoint: EndpointId) {
