@@ -14,9 +14,12 @@ use std::collections::BTreeMap;
 
 use operations::{Bytes, ErrorCode, FileId, Operation, WriteAt};
 
-use crate::client::Ownership;
+use crate::client::{Ownership, Recalled};
 use crate::defects::{Defect, Defects};
 use pieces::Pieces;
+
+/// Recalls that are remembered, at most.
+const RECALLS_MAX: usize = 1 << 16;
 
 /// Writes of a file to be sent in a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,6 +65,11 @@ struct File {
 pub struct Answered {
     /// By inode.
     files: BTreeMap<u64, File>,
+    /// When inodes were last recalled, and the epoch and number of that. A grant that was made before it is noted later now and
+    /// then, and is void.
+    recalls: BTreeMap<u64, (u64, (u32, u64))>,
+    /// All grants before this one are void.
+    void_to: (u32, u64),
     /// Bytes of all writes.
     bytes: usize,
     defects: Defects,
@@ -78,6 +86,10 @@ impl Answered {
 
     /// The session owns a file, by the answer to a write that ended at this offset.
     pub fn granted(&mut self, file: FileId, ownership: Ownership, end: u64) {
+        let recalled = self.recalls.get(&file.inode).map(|(_, number)| *number);
+        if ownership.number < recalled.map_or(self.void_to, |it| it.max(self.void_to)) {
+            return;
+        }
         if self
             .files
             .get(&file.inode)
@@ -100,11 +112,12 @@ impl Answered {
         if known.file != file {
             return;
         }
-        if known.ownership.session == ownership.session {
-            known.length = known.length.max(end);
-        } else {
-            known.length = end;
-        }
+        // When others owned the file meanwhile, they may have made it shorter.
+        let continues = !known.is_closed && known.ownership.session == ownership.session;
+        known.length = match continues {
+            true => known.length.max(end),
+            false => end,
+        };
         if known.ownership.number < ownership.number {
             known.is_closed = false;
             known.ownership = ownership;
@@ -182,6 +195,9 @@ impl Answered {
         }
         known.sending = known.pieces.take(most);
         let (file, drop_privileges) = (known.file, known.drop_privileges);
+        if known.pieces.is_empty() {
+            known.drop_privileges = None;
+        }
         let write = |(offset, data): (u64, &[u8])| Operation::Write {
             file,
             at: WriteAt::Offset(offset),
@@ -215,8 +231,26 @@ impl Answered {
         known.error = known.error.or(error);
     }
 
+    /// The session has made a file this long, or changed parts of it from here on.
+    pub fn cut(&mut self, file: FileId, length: u64) {
+        let known = self.files.get_mut(&file.inode);
+        if let Some(known) = known.filter(|it| it.file == file) {
+            known.length = known.length.min(length);
+        }
+    }
+
     /// The lease of an inode is recalled: writes to it are not answered any more. Returns the file, if something of it is left.
-    pub fn recalled(&mut self, inode: u64) -> Option<FileId> {
+    pub fn recalled(&mut self, now: u64, recalled: &Recalled) -> Option<FileId> {
+        let (inode, number) = (recalled.inode, (recalled.epoch, recalled.number));
+        let last = self.recalls.get(&inode).map(|(_, number)| *number);
+        if last.is_none_or(|last| last < number) {
+            self.recalls.insert(inode, (now, number));
+        }
+        if self.recalls.len() > RECALLS_MAX {
+            let newest = self.recalls.values().map(|(_, number)| *number).max();
+            self.void_to = self.void_to.max(newest.unwrap_or_default());
+            self.recalls.clear();
+        }
         let drops = self.defects.has(Defect::DropAnswered);
         let known = self.files.get_mut(&inode)?;
         known.is_closed = true;
@@ -296,8 +330,9 @@ impl Answered {
         }
     }
 
-    /// Forgets files that were not owned any more before this time, and of which nothing is left.
+    /// Forgets files that were not owned any more before this time, and of which nothing is left, and recalls before it.
     pub fn forget_ended(&mut self, before: u64) {
+        self.recalls.retain(|_, (at, _)| before < *at);
         self.files
             .retain(|_, it| it.is_unsent() || it.error.is_some() || before < it.ownership.until);
     }
@@ -342,6 +377,62 @@ mod tests {
         }
     }
 
+    fn recall(number: u64) -> Recalled {
+        Recalled {
+            inode: FILE.inode,
+            has_entries: false,
+            epoch: 1,
+            number,
+        }
+    }
+
+    #[test]
+    fn a_grant_that_is_noted_after_its_recall_is_void() {
+        let mut answered = Answered::default();
+        assert_eq!(answered.recalled(1, &recall(8)), None);
+        answered.granted(FILE, owned(7, 100), 4);
+        assert!(!answered.write(1, FILE, 0, b"recalled", None));
+        answered.granted(FILE, owned(9, 100), 4);
+        assert!(answered.write(1, FILE, 0, b"owned", None));
+        assert_eq!(answered.recalled(2, &recall(12)), Some(FILE));
+        answered.take(FILE, usize::MAX).expect("there is a write");
+        answered.sent(FILE, None);
+        answered.granted(FILE, owned(11, 100), 0);
+        assert!(!answered.write(3, FILE, 0, b"recalled", None));
+        // Recalls are not remembered for all time, but of very many some.
+        answered.forget_ended(100);
+        assert!(answered.recalls.is_empty() && answered.files.is_empty());
+        for inode in 0..=RECALLS_MAX as u64 {
+            answered.recalled(
+                101,
+                &Recalled {
+                    inode,
+                    ..recall(20)
+                },
+            );
+        }
+        answered.granted(FILE, owned(19, 200), 0);
+        assert!(answered.recalls.is_empty() && !answered.knows(FILE));
+    }
+
+    #[test]
+    fn a_read_of_a_hole_behind_the_end_at_the_primary_waits() {
+        let mut answered = Answered::default();
+        answered.granted(FILE, owned(7, 100), 1000);
+        assert!(answered.write(1, FILE, 500, b"inside", None));
+        assert_eq!(answered.read(1, FILE, 0, 4), Found::Elsewhere);
+        answered.cut(FILE, 0);
+        assert_eq!(answered.read(1, FILE, 0, 4), Found::Unsent);
+        answered.take(FILE, usize::MAX).expect("there is a write");
+        answered.sent(FILE, None);
+        assert_eq!(answered.read(1, FILE, 0, 4), Found::Elsewhere);
+        // Others may make it shorter, too.
+        answered.recalled(2, &recall(8));
+        answered.granted(FILE, owned(9, 100), 1);
+        assert!(answered.write(3, FILE, 500, b"longer", None));
+        assert_eq!(answered.read(3, FILE, 0, 4), Found::Unsent);
+    }
+
     #[test]
     fn writes_are_answered_while_the_file_is_owned() {
         let mut answered = Answered::default();
@@ -375,11 +466,11 @@ mod tests {
         assert_eq!(answered.read(5, FILE, 8, 2), Found::Unsent);
         answered.sent(FILE, None);
         assert_eq!(answered.read(5, FILE, 10, 4), Found::Elsewhere);
-        assert_eq!(answered.recalled(5), Some(FILE));
+        assert_eq!(answered.recalled(4, &recall(8)), Some(FILE));
         assert!(!answered.write(4, FILE, 0, b"recalled", None));
         answered.take(FILE, usize::MAX).expect("there is a write");
         answered.sent(FILE, Some(ErrorCode::NoSpace));
-        assert_eq!(answered.recalled(5), None);
+        assert_eq!(answered.recalled(5, &recall(8)), None);
         assert_eq!(answered.take_error(FILE), Some(ErrorCode::NoSpace));
         assert_eq!(answered.take_error(FILE), None);
         answered.granted(FILE, owned(9, 200), 0);

@@ -409,6 +409,39 @@ fn an_owner_does_not_lose_its_session_while_its_writes_wait_at_the_primary() {
     assert_eq!(executes(&mut member).len(), 1, "the read");
 }
 
+/// The other session keeps the layout without a lease, and does not learn of writes that the owner answers.
+#[test]
+fn a_file_of_which_another_session_requests_the_layout_is_not_granted() {
+    const OTHER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
+    let sessions = [(SESSION, CLIENT), OTHER];
+    let (mut member, now) = resumed(Options::default(), &sessions);
+    let epoch = member.map().epoch;
+    let done = |ticket, position| Completion::Executed {
+        ticket,
+        outcome: Outcome::done(),
+        position,
+        tail: 1088,
+        depends_on: 1088,
+        is_by_reference: false,
+    };
+    member.handle_message(now, &message(epoch, CLIENT, 4, request(true, write())));
+    let layout = Operation::Layout {
+        file: FILE,
+        offset: 0,
+        length: 64,
+    };
+    member.handle_message(now, &message_of(OTHER, epoch, 4, request(false, layout)));
+    let tickets = executes(&mut member);
+    assert_eq!(tickets.len(), 2);
+    member.handle_completion(now, done(tickets[0], Some(640)));
+    assert_eq!(member.owner_changes(), []);
+    member.handle_completion(now, done(tickets[1], None));
+    member.handle_message(now, &message(epoch, CLIENT, 5, request(true, write())));
+    let tickets = executes(&mut member);
+    member.handle_completion(now, done(tickets[0], Some(1088)));
+    assert_eq!(member.owner_changes().len(), 1);
+}
+
 /// The client gives a wait that lasts another number.
 #[test]
 fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {

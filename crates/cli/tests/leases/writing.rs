@@ -110,6 +110,24 @@ fn each_call_sees_what_another_mount_has_answered() {
 }
 
 #[test]
+fn a_hole_before_a_write_that_was_answered_is_read_as_zeros() {
+    let cluster = cluster();
+    let mount = Mount::with(&cluster, "a", OPTIONS);
+    let file = open(&mount.path("file"));
+    for offset in 0..100 {
+        file.write_all_at(&[1; 1024], offset * 1024)
+            .expect("a write");
+    }
+    for _ in 0..10 {
+        file.set_len(0).expect("a truncate");
+        file.write_all_at(&[2; 1024], 50 << 10).expect("a write");
+        let mut found = [3; 4096];
+        let read = file.read_at(&mut found, 0).expect("a read");
+        assert_eq!((read, found), (4096, [0; 4096]));
+    }
+}
+
+#[test]
 fn answered_writes_outlive_the_primary() {
     let cluster = cluster();
     let (one, two) = (

@@ -154,6 +154,13 @@ impl Remote {
         self.0.behind.get().map_or(Ok(()), |it| it.send(file))
     }
 
+    /// A file was made this long, or changed from here on.
+    fn cut(&self, file: FileId, length: u64) {
+        if let Some(behind) = self.0.behind.get() {
+            behind.cut(file, length);
+        }
+    }
+
     /// Ends the session in good order, if the cluster is reachable. Otherwise it ends the session by itself, later.
     pub(super) fn close(&self) -> Result<()> {
         let interrupt = Interrupt::default();

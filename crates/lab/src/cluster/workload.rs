@@ -309,7 +309,7 @@ impl Worker {
                     }
                 }
                 Event::Recalled(recalled) => {
-                    self.close_early(&recalled);
+                    self.close_early(now, &recalled);
                     self.keeping.recall(now, recalled, &mut self.chance);
                 }
                 Event::Renewed { inodes, until } => {

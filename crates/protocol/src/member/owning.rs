@@ -93,6 +93,15 @@ impl Primary {
         })
     }
 
+    /// Whether another session is about to be told where the data of a file is. It keeps that, and would not learn of writes that
+    /// the owner answers.
+    fn is_laid_out(&self, session: u64, inode: u64) -> bool {
+        self.requests().any(|it| {
+            let is_of_other = it.session != session;
+            matches!(&*it.operation, Operation::Layout { file, .. } if is_of_other && file.inode == inode)
+        })
+    }
+
     /// Owners are not late with writes that wait here: for room, or for members.
     fn note_waiting_writes(&mut self, deadline: u64) {
         let is_write = |it: &&Parked| matches!(*it.operation, Operation::Write { .. });
@@ -184,7 +193,8 @@ impl Member {
         let is_shared = primary.leases.is_held_by_others(now, session, inode)
             || primary.leases.is_closed(inode)
             || primary.is_changing(inode)
-            || primary.lists_again();
+            || primary.lists_again()
+            || primary.is_laid_out(session, inode);
         if !parked.wants_lease || !outcome.is_done() || lasts == 0 || is_shared && !ignores {
             return Grant::default();
         }

@@ -62,8 +62,11 @@ impl Remote {
     ) -> Result<Attributes> {
         let (file, change) = (inode.file, *change);
         self.send(file)?;
-        let outcome = self.change(inode, Operation::SetAttributes { file, change })?;
-        Ok(self.found(&outcome)?.1)
+        let result = self.change(inode, Operation::SetAttributes { file, change });
+        if let Some(length) = change.size {
+            self.cut(file, length);
+        }
+        Ok(self.found(&result?)?.1)
     }
 
     pub(in super::super) fn drop_privileges(
@@ -82,6 +85,7 @@ impl Remote {
 
     pub(in super::super) fn set_flags(&self, inode: &RemoteInode, flags: FileFlags) -> Result<()> {
         let file = inode.file;
+        self.send(file)?;
         self.change(inode, Operation::SetFlags { file, flags })
             .map(drop)
     }
@@ -139,6 +143,7 @@ impl Remote {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
+        self.send(inode.file)?;
         let operation = Operation::SetXattr {
             file: inode.file,
             name: name.to_vec(),
@@ -149,6 +154,7 @@ impl Remote {
     }
 
     pub(in super::super) fn remove_xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<()> {
+        self.send(inode.file)?;
         let operation = Operation::RemoveXattr {
             file: inode.file,
             name: name.to_vec(),

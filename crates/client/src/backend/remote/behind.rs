@@ -168,6 +168,11 @@ impl Behind {
         }
     }
 
+    /// A file was made this long, or changed from here on.
+    pub(super) fn cut(&self, file: FileId, length: u64) {
+        self.state.lock().answered.cut(file, length);
+    }
+
     /// Waits until the cluster has the writes of a file.
     pub(super) fn send(&self, file: FileId) -> Result<()> {
         self.wait_for(self.state.lock(), file).map(drop)
@@ -244,8 +249,9 @@ impl Behind {
 
     /// The lease of a file is recalled: no more writes of it are answered.
     pub(super) fn close(&self, recalled: &Recalled) {
+        let now = self.requests.now_ns();
         let mut state = self.state.lock();
-        if state.answered.recalled(recalled.inode).is_some() {
+        if state.answered.recalled(now, recalled).is_some() {
             let noted = state.noted.entry(recalled.inode).or_default();
             noted.recalled = Some(Instant::now());
         }
@@ -253,8 +259,9 @@ impl Behind {
 
     /// Answers a recall, when its file was sent.
     pub(super) fn answer(&self, recalled: Recalled) {
+        let now = self.requests.now_ns();
         let mut state = self.state.lock();
-        match state.answered.recalled(recalled.inode).is_some() {
+        match state.answered.recalled(now, &recalled).is_some() {
             true => {
                 state.recalls.push(recalled);
                 self.work.notify_one();

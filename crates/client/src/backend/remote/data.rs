@@ -218,7 +218,9 @@ impl Remote {
             offset,
             length,
         };
-        self.call(operation).map(drop)
+        let result = self.call(operation);
+        self.cut(inode.file, offset);
+        result.map(drop)
     }
 
     pub(in super::super) fn next_data(
@@ -308,6 +310,16 @@ impl Remote {
                 let behind = self.0.behind.get();
                 behind.map_or(Ok(()), |it| it.flush(inode.file))
             }
+        }
+    }
+
+    /// Waits until the cluster has executed all writes of a file.
+    pub(crate) fn settle(&self, number: u64) -> Result<()> {
+        let file = self.file(number);
+        self.send(file)?;
+        match self.0.acknowledge {
+            Acknowledge::Sent => self.call(Operation::Sync { file }).map(drop),
+            Acknowledge::Primary | Acknowledge::All => Ok(()),
         }
     }
 

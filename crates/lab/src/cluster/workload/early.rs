@@ -243,8 +243,9 @@ impl Worker {
         }
     }
 
-    pub(super) fn close_early(&mut self, recalled: &Recalled) {
-        self.answering.early.recalled(recalled.inode);
+    pub(super) fn close_early(&mut self, now: Time, recalled: &Recalled) {
+        let local = self.clock.local(now);
+        self.answering.early.recalled(local, recalled);
     }
 
     /// Sends what is due, and goes on with what waited for it.
