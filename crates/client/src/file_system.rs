@@ -418,6 +418,17 @@ impl FileSystem {
         Ok(self.backend.flush(&self.node(number)?)?)
     }
 
+    /// The same, but reports nothing about writes that were lost.
+    ///
+    /// # Errors
+    /// The mount has ended, or the caller was interrupted.
+    pub fn settle(&self, number: u64) -> Result<(), Error> {
+        match &self.backend {
+            Backend::Remote(remote) => Ok(remote.settle(number)?),
+            Backend::Embedded(_) => Ok(()),
+        }
+    }
+
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
     pub fn fallocate(
         &self,

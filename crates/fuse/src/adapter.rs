@@ -230,7 +230,11 @@ impl Adapter {
             (Some(locks), wire::opcode::SETLKW) => {
                 match Request::decode(header.opcode, argument, &[]) {
                     Ok(Request::WaitForLock(asked)) => {
-                        self.interruptibly(header, || locks.set_or_wait(header, &asked, later))?
+                        let set = || {
+                            self.settle_before(header.node, &asked);
+                            locks.set_or_wait(header, &asked, later)
+                        };
+                        self.interruptibly(header, set)?
                     }
                     _ => Err(Errno::INVAL),
                 }
@@ -439,17 +443,16 @@ impl Adapter {
     /// Requests about locks. Without locks of Tako there is no state of open files, and no request waits.
     fn serve_locks(&self, header: &wire::InHeader, argument: &[u8], body: &mut [u8]) -> Answer {
         let request = Request::decode(header.opcode, argument, &[])?;
+        let mut flushed = Ok(());
         if let Some(shared) = &self.shared {
             match &request {
                 // The kernel takes this for success, for all time.
                 Request::Flush(_) if self.locks.is_none() && !self.file_system.flush_waits() => {
                     return Err(Errno::NOSYS);
                 }
-                // Others may use the file when it is unlocked.
-                Request::Flush(_) | Request::Lock(_) => {
-                    let flushed = self.file_system.flush(header.node);
-                    flushed.map_err(|error| errno(&error))?;
-                }
+                // Locks are given back also if something was lost.
+                Request::Flush(_) => flushed = self.file_system.flush(header.node),
+                Request::Lock(asked) => self.settle_before(header.node, asked),
                 Request::Release(_) => shared.close(&self.file_system, header.node),
                 _ => {}
             }
@@ -459,7 +462,7 @@ impl Adapter {
         }
         let Some(locks) = &self.locks else {
             return match (&self.shared, &request) {
-                (Some(_), Request::Flush(_) | Request::Release(_)) => Ok(0),
+                (Some(_), Request::Flush(_) | Request::Release(_)) => self.done(flushed),
                 _ => Err(Errno::NOSYS),
             };
         };
@@ -473,7 +476,15 @@ impl Adapter {
             Request::Interrupt { unique } => locks.interrupt(unique),
             _ => return Err(Errno::NOSYS),
         }
-        Ok(0)
+        self.done(flushed)
+    }
+
+    /// Others may use a file when it is unlocked, or locked for reading: the cluster has to have its writes before. A close reports
+    /// those that are lost.
+    fn settle_before(&self, node: u64, asked: &wire::LockIn) {
+        if asked.lock.kind != libc::F_WRLCK as u32 {
+            let _ = self.file_system.settle(node);
+        }
     }
 
     fn done(&self, result: Result<(), Error>) -> Answer {
