@@ -228,3 +228,36 @@ fn an_endpoint_without_data_of_its_reads_is_lost() {
     assert_eq!(pair.carry_out(1, read), Err(Failure::Flushed));
     reading.check("nothing has landed");
 }
+
+/// The key goes while frames are missing, which are then sent once more.
+#[test]
+fn frames_after_a_key_was_withdrawn_disclose_nothing() {
+    let faults = FrameFaults {
+        loss_permille: 20,
+        seed: 8,
+        ..FrameFaults::default()
+    };
+    let setup = Placing::new(Shape::Strip, faults);
+    let mut pair = Pair::new(&setup);
+    let reading = Reading::new(&pair, &setup, &mut Random(26));
+    let remote = pair.import(&reading.far.memory);
+    let length = 256 * BLOCK as usize;
+    let into = [reading.near.piece(BLOCK, length as u32)];
+    let read = Work::Read {
+        into: &into,
+        from: remote.at(0),
+    };
+    pair.post(WorkRequest::new(1, read));
+    pair.until("all frames", |_, _| {
+        setup.devices.borrow()[1].counters().fetched_frames > 0
+    });
+    assert!(pair.far.device.revoke(&reading.far.memory).is_some());
+    let to_far = pair.to_far;
+    pair.until("the refusal", |near, _| near.outcome(to_far, 1).is_some());
+    assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
+    let mut found = vec![0; length];
+    reading.near.region().read(BLOCK, &mut found);
+    let (before, source) = (&reading.model[BLOCK as usize..], &reading.far.model);
+    let foreign = (0..length).find(|&at| ![0, before[at], source[at]].contains(&found[at]));
+    assert_eq!(foreign, None, "of another place");
+}

@@ -7,7 +7,7 @@ use xdp::Shape;
 
 use super::link::{Asked, Link, RESERVED};
 use super::local::Local;
-use super::placement;
+use super::placement::{self, BLOCK};
 use super::shared::PlacedFrame;
 use crate::{Access, Key};
 
@@ -73,13 +73,14 @@ fn send_served(link: &mut Link, local: &mut Local) {
         let (key, offset) = (Key(serving.key), serving.offset);
         serving.next = send(local, &aimed, serving.next, |at, start, length| {
             let from = offset + u64::from(at);
-            // If the key was withdrawn, the seal is refused.
-            let _ = shared.with(key, Access::READ, from, length.into(), |memory| {
-                let length = length as usize;
-                shared
-                    .region
-                    .copy_from(start, memory.region(), from, length);
+            let bytes = length as usize;
+            let copied = shared.with(key, Access::READ, from, length.into(), |memory| {
+                shared.region.copy_from(start, memory.region(), from, bytes);
             });
+            // If the key was withdrawn, the seal or the read in packets is refused.
+            if copied.is_err() {
+                shared.region.write(start, &[0; BLOCK as usize][..bytes]);
+            }
         });
         if serving.has_frames() {
             return;
