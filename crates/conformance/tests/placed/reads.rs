@@ -261,3 +261,59 @@ fn frames_after_a_key_was_withdrawn_disclose_nothing() {
     let foreign = (0..length).find(|&at| ![0, before[at], source[at]].contains(&found[at]));
     assert_eq!(foreign, None, "of another place");
 }
+
+/// The near side's lane is needed for its reads and for the far side's writes.
+#[test]
+fn lost_frames_of_reads_do_not_end_writes_of_the_peer() {
+    let faults = FrameFaults {
+        loss_permille: 10,
+        corruption_permille: 2,
+        seed: 9,
+        ..FrameFaults::default()
+    };
+    let setup = Placing::new(Shape::Strip, faults);
+    let mut pair = Pair::new(&setup);
+    // The near side makes a new socket after damage.
+    setup.link.enter(0);
+    let mut random = Random(27);
+    let mut reading = Reading::new(&pair, &setup, &mut random);
+    let remote = pair.import(&reading.far.memory);
+    let pool = reading.near.region().clone();
+    let written = pair.near.device.register(&pool, Access::ALL).unwrap();
+    let export = pair.near.queue.export(pair.to_far, &written).unwrap();
+    let back = pair.far.queue.import(pair.to_near, export).unwrap();
+    let half = BLOCKS / 2 * BLOCK;
+    let length = 100 * BLOCK;
+    for round in 0..30 {
+        let source = reading.far.memory.piece(half, length as u32);
+        let write = Work::Write {
+            from: Source::Pieces(&[source]),
+            to: back.at(half),
+            immediate: None,
+        };
+        let (to_near, far) = (pair.to_near, &mut pair.far);
+        far.queue
+            .post(to_near, &WorkRequest::new(round, write))
+            .unwrap();
+        // The near side aims at the blocks of the write before those of its reads.
+        pair.far.poll();
+        pair.near.poll();
+        for part in 0..4 {
+            let to = BLOCK + part * 20 * BLOCK;
+            let into = [reading.near.piece(to, 20 * BLOCK as u32)];
+            let read = Work::Read {
+                into: &into,
+                from: remote.at(to),
+            };
+            pair.post(WorkRequest::new(4 * round + part, read));
+            reading.expect(to, to, 20 * BLOCK);
+        }
+        pair.until("all end", |near, far| {
+            near.done.len() == 4 && far.done.len() == 1
+        });
+        let done = pair.near.done.drain(..).chain(pair.far.done.drain(..));
+        assert!(done.into_iter().all(|done| done.outcome == Ok(0)));
+        reading.expect(half, half, length);
+    }
+    reading.check("what was read and written");
+}

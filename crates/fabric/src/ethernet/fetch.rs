@@ -61,7 +61,12 @@ pub fn aim(link: &mut Link, local: &Local) -> Option<u32> {
     let (placement, shape) = local.shared.placement.as_ref()?;
     let (key, offset) = into.range_of(&local.shared.region)?;
     let bytes = into.length();
-    if other.places.is_none() || !placement::is_run(&local.shared, offset, bytes.into()) {
+    // Behind a write of the peer both could wait for ever: a lost frame of the write keeps those of the read away, and the read's
+    // end keeps the packet back upon which that frame is asked for again.
+    if link.landing.is_some() || other.places.is_none() {
+        return None;
+    }
+    if !placement::is_run(&local.shared, offset, bytes.into()) {
         return None;
     }
     let run = Run {
@@ -162,13 +167,13 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
         return Outcome::Violation;
     };
     let request = head.request.get();
+    let Some(Asked::Read { .. }) = sent(link, request).map(|found| &found.asked) else {
+        return Outcome::Violation;
+    };
     let awaits = |fetch: &&mut Landing| fetch.request == request;
     let (Some(fetch), Some(other)) = (link.fetches.front_mut().filter(awaits), &link.other) else {
-        // It may have been asked for in packets meanwhile.
-        return match sent(link, request).map(|found| &found.asked) {
-            Some(Asked::Read { .. }) => Outcome::Executed,
-            _ => Outcome::Violation,
-        };
+        // It was asked for in packets meanwhile.
+        return Outcome::Executed;
     };
     let shared = local.shared.clone();
     let Some((placement, shape)) = shared.placement.as_ref() else {
@@ -232,12 +237,23 @@ fn end(link: &mut Link, local: &mut Local, request: u64) -> Outcome {
     Outcome::Executed
 }
 
-/// Something landed elsewhere, or the key was withdrawn: nothing is aimed at any more.
+/// Whether the data of a read does not come in packets, or not yet.
+pub fn is_placed(link: &Link, request: u64) -> bool {
+    let mut aimed = link.fetches.iter();
+    aimed.any(|fetch| fetch.request == request) || link.again.contains(&request)
+}
+
+/// Something landed elsewhere, or the key was withdrawn: no read is aimed at any more.
 fn ask_in_packets(link: &mut Link, local: &Local) {
-    let requests = link.fetches.drain(..).map(|fetch| fetch.request);
-    link.again.extend(requests);
-    if let Some((placement, shape)) = &local.shared.placement {
-        let owner = (local.member.slot, link.id);
-        placement.lock().finish_all(&local.shared, *shape, owner);
+    let owner = (local.member.slot, link.id);
+    for fetch in std::mem::take(&mut link.fetches) {
+        if let Some((placement, shape)) = &local.shared.placement {
+            let mut placement = placement.lock();
+            placement.finish(&local.shared, *shape, owner, fetch.first);
+        }
+        // The last one may not have been sent: then it is the next request.
+        if sent(link, fetch.request).is_some() {
+            link.again.push_back(fetch.request);
+        }
     }
 }

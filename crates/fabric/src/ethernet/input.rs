@@ -328,7 +328,12 @@ pub fn sent(link: &mut Link, request: u64) -> Option<&mut super::link::Pending> 
 
 fn data(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
     let (head, data) = wire::Data::ref_from_prefix(packet.body).ok()?;
-    let pending = sent(link, head.request.get())?;
+    let request = head.request.get();
+    // Frames could land in its memory after its end.
+    if fetch::is_placed(link, request) {
+        return None;
+    }
+    let pending = sent(link, request)?;
     let Asked::Read { into, at, .. } = &mut pending.asked else {
         return None;
     };
