@@ -166,6 +166,12 @@ pub enum Reason {
     Fragment(&'static str),
 }
 
+impl From<&'static str> for Reason {
+    fn from(what: &'static str) -> Reason {
+        Reason::Fragment(what)
+    }
+}
+
 /// Why a message was not taken. Nothing of it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
@@ -399,7 +405,7 @@ impl Messenger {
         let lane = &self.lanes[link.lane];
         if link.is_ready && link.pulls.wants_pool(bytes.len()) {
             let device = self.transports.device(lane.provider);
-            match device.is_some_and(|device| device.capabilities().passive_target) {
+            match device.is_some_and(|device| pull::is_possible(&device.capabilities())) {
                 true => link.offer_pool(&mut self.transports, lane.provider),
                 false => link.pulls.offered(None),
             }
@@ -559,7 +565,14 @@ impl Messenger {
         let Some(queue) = self.transports.queue(provider) else {
             return;
         };
-        let taken = link.take(queue, message);
+        match link.take(queue, message) {
+            Ok(None) => {}
+            Ok(Some(bytes)) => events.push(Event::Message {
+                link: LinkId::new(slot, generation),
+                bytes: bytes.into(),
+            }),
+            Err(reason) => return self.end(slot, reason, events),
+        }
         let is_announced = std::mem::take(&mut link.pulls.is_announced);
         let has_unread = link.has_unread();
         if link.pulls.is_due() || has_unread {
@@ -570,14 +583,6 @@ impl Messenger {
         }
         if is_announced {
             self.hear(slot, events);
-        }
-        match taken {
-            Ok(None) => {}
-            Ok(Some(bytes)) => events.push(Event::Message {
-                link: LinkId::new(slot, generation),
-                bytes: bytes.into(),
-            }),
-            Err(what) => self.end(slot, Reason::Fragment(what), events),
         }
     }
 

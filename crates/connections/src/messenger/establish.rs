@@ -171,8 +171,13 @@ impl Messenger {
                 }
                 Ok(Some(Note::Goodbye)) => return self.end(slot, Reason::Closed, events),
                 Ok(Some(Note::Exported { name, region })) if name == pull::POOL => {
-                    link.pulls.imported(region);
-                    self.fall_behind(slot);
+                    let reads_at_once = queue.capabilities().immediate_reads;
+                    let lane = &mut self.lanes[link.lane];
+                    // Without buffers to read into, this side never says that it can pull.
+                    if reads_at_once || lane.transfers(&self.transports).is_some() {
+                        link.pulls.imported(region);
+                        self.fall_behind(slot);
+                    }
                 }
                 Ok(Some(Note::Exported { name, region })) => {
                     link.exported(name, region);

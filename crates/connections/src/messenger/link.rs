@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::Reason;
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
-use super::pull::{About, Arriving, LOCATION, Location, Pulls};
+use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, Pulls};
 use crate::control::PeerSession;
-use fabric::{Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
+use fabric::{Failure, Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 /// Why a location ends a link.
 const UNREADABLE: &str = "it describes memory that cannot be read";
@@ -100,13 +101,9 @@ impl Link {
     }
 
     /// Takes a message of the transport; returns the message of the peer that it completes.
-    pub fn take(
-        &mut self,
-        queue: &mut Queue,
-        message: Message,
-    ) -> Result<Option<Vec<u8>>, &'static str> {
+    pub fn take(&mut self, queue: &mut Queue, message: Message) -> Result<Option<Vec<u8>>, Reason> {
         match About::of(&message)? {
-            None if self.pulls.arriving.is_empty() => self.incoming.take(&message),
+            None if self.pulls.arriving.is_empty() => Ok(self.incoming.take(&message)?),
             None => {
                 let waits = Arriving::InMessage(message);
                 self.pulls.arriving.push_back(waits);
@@ -115,20 +112,23 @@ impl Link {
             Some(About::Location(location)) if queue.capabilities().immediate_reads => {
                 self.pull(queue, location)
             }
+            Some(About::Location(_)) if self.pulls.unreported() >= BUFFERS => {
+                Err("it describes more buffers than there are".into())
+            }
             Some(About::Location(location)) => {
+                self.pulls.source()?;
                 self.pulls.arriving.push_back(Arriving::At(location));
                 Ok(None)
             }
-            Some(about) => self.pulls.hear(about).map(|()| None),
+            Some(about) => {
+                self.pulls.hear(about)?;
+                Ok(None)
+            }
         }
     }
 
     /// Copies a fragment out of the peer's memory, at once.
-    fn pull(
-        &mut self,
-        queue: &mut Queue,
-        location: Location,
-    ) -> Result<Option<Vec<u8>>, &'static str> {
+    fn pull(&mut self, queue: &mut Queue, location: Location) -> Result<Option<Vec<u8>>, Reason> {
         let Location {
             head,
             length,
@@ -136,10 +136,16 @@ impl Link {
         } = location;
         let from = self.pulls.source()?.at(offset);
         let endpoint = self.session.endpoint();
+        let mut is_gone = false;
         let whole = self.incoming.add(head, length as usize, |into| {
             let loaded = queue.load(endpoint, (from, length), into);
+            is_gone = matches!(loaded, Err(Refusal::NoEndpoint));
             loaded.map_err(|_| UNREADABLE)
-        })?;
+        });
+        if is_gone {
+            return Err(Failure::MemoryGone.into());
+        }
+        let whole = whole?;
         self.pulls.has_copied();
         Ok(whole)
     }

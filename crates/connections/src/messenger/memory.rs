@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pmem::Region;
 
 use super::link::Link;
-use super::{Event, LinkId, Messenger, Reason, pull};
+use super::{Event, Lane, LinkId, Messenger, Reason, pull};
 use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
@@ -171,11 +171,9 @@ impl Messenger {
             return;
         };
         let lane = &mut self.lanes[link.lane];
-        if lane.transfers.is_none() {
-            lane.transfers = pool(&self.transports, lane.provider);
-        }
-        let pool = lane.transfers.as_ref();
-        let (Some(queue), Some(pool)) = (self.transports.queue(lane.provider), pool) else {
+        let provider = lane.provider;
+        let pool = lane.transfers(&self.transports);
+        let (Some(queue), Some(pool)) = (self.transports.queue(provider), pool) else {
             return;
         };
         while let Some(transfer) = link.transfers.waiting.pop_front() {
@@ -250,14 +248,10 @@ impl Messenger {
         let Some(link) = self.links[slot].link.as_deref_mut() else {
             return;
         };
-        let lane = &mut self.lanes[link.lane];
-        if lane.transfers.is_none() {
-            lane.transfers = pool(&self.transports, lane.provider);
-        }
-        let (Some(queue), Some(pool)) = (
-            self.transports.queue(lane.provider),
-            lane.transfers.as_ref(),
-        ) else {
+        let lane = &self.lanes[link.lane];
+        let queue = self.transports.queue(lane.provider);
+        // A link that pulls has made the pool.
+        let (Some(queue), Some(pool)) = (queue, lane.transfers.as_ref()) else {
             return;
         };
         if let Err(what) = link.post_reads(queue, pool) {
@@ -292,9 +286,15 @@ fn load(queue: &mut Queue, endpoint: EndpointId, from: (Remote, u32)) -> Attempt
     }
 }
 
-fn pool(transports: &Transports, provider: Provider) -> Option<Pool> {
-    let device = transports.device(provider)?;
-    Pool::for_reads(device, &CLASSES).ok()
+impl Lane {
+    /// Its buffers for the data of transfers, made at the first use. Nothing if they cannot be registered.
+    pub fn transfers(&mut self, transports: &Transports) -> Option<&Pool> {
+        if self.transfers.is_none() {
+            let device = transports.device(self.provider)?;
+            self.transfers = Pool::for_reads(device, &CLASSES).ok();
+        }
+        self.transfers.as_ref()
+    }
 }
 
 impl Link {

@@ -17,7 +17,7 @@
 //! ```
 //! - A buffer is used again only once the peer has reported it, and the pool ends with its link: so a peer that is late never
 //!   copies the bytes of another message. A peer can read all of its own link's pool, and nothing of other links.
-//! - The peer reports copied fragments with its next message, or once half of the buffers of a size are lent: a message of
+//! - The peer reports copied fragments with its next message, or once it has copied four: a message of
 //!   its own would wake up the sender for nothing.
 //! - Where a read takes a while, as over verbs, fragments behind it wait until it has ended: messages stay in order.
 //! - While no buffer is free, fragments travel in messages, as short ones do. So pulls hold nothing back.
@@ -25,7 +25,7 @@
 use std::collections::VecDeque;
 
 use fabric::buffers::Class;
-use fabric::{Buffer, Message, Pool, RemoteRegion};
+use fabric::{Buffer, Capabilities, Message, Pool, RemoteRegion};
 
 /// From this length on the rest of a message is pulled.
 pub const PULL_MIN: usize = 32 << 10;
@@ -43,6 +43,8 @@ pub const CLASSES: [Class; 2] = [
     },
 ];
 const LONGEST: u32 = 256 << 10;
+/// Buffers of a link.
+pub const BUFFERS: usize = (CLASSES[0].count + CLASSES[1].count) as usize;
 /// Copied fragments that are reported without a message to the peer.
 const FREED_MIN: u32 = 4;
 
@@ -54,6 +56,12 @@ pub const LOCATION: u32 = ABOUT | 2 << 28;
 const FREED: u32 = ABOUT | 3 << 28;
 const KIND: u32 = 15 << 28;
 const LOCATION_BYTES: usize = 16;
+
+/// Whether fragments can be pulled at all: where one-sided reads do not need the target's processor, and a location can be sent
+/// without a buffer.
+pub fn is_possible(capabilities: &Capabilities) -> bool {
+    capabilities.passive_target && capabilities.inline_bytes as usize >= LOCATION_BYTES
+}
 
 /// A message about pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,6 +260,13 @@ impl Pulls {
     pub fn source(&self) -> Result<RemoteRegion, &'static str> {
         self.imported
             .ok_or("it describes memory that was not exported")
+    }
+
+    /// Buffers of the peer that it cannot use again yet: their fragments are to be read, or it has not learnt that they were.
+    pub fn unreported(&self) -> usize {
+        let arriving = self.arriving.iter();
+        let unread = arriving.filter(|it| !matches!(it, Arriving::InMessage(_)));
+        self.copied as usize + unread.count()
     }
 
     /// A fragment was copied.

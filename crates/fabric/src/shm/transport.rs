@@ -390,7 +390,9 @@ fn receive(
         match receive_one(peer, supplies, reports) {
             Ok(true) => taken += 1,
             Ok(false) => {
-                if let Some(failure) = peer.end
+                // Not with the messages: what they describe in the peer's memory can be read until the end is reported.
+                if taken == 0
+                    && let Some(failure) = peer.end
                     && !peer.incoming.has_come()
                 {
                     lose(peer, failure, reports);

@@ -1,7 +1,7 @@
 //! Fragments that are pulled out of the sender's memory.
 
 use super::*;
-use crate::messenger::pull::{CLASSES, LOCATION, Location, POOL, PULL_MIN};
+use crate::messenger::pull::{BUFFERS, CLASSES, LOCATION, Location, POOL, PULL_MIN};
 
 const FREED_ONE: u32 = 15 << 28 | 1;
 const READY: u32 = 13 << 28;
@@ -148,6 +148,84 @@ fn a_peer_that_lies_about_pulls_is_lost() {
                 "case {number}: {events:?}"
             );
         }
+    }
+}
+
+#[test]
+fn a_peer_that_describes_more_buffers_than_it_has_is_lost() {
+    let provider = Provider::Tcp;
+    let mut pair = Pair::new(options(provider));
+    let Pair { far, to_near, .. } = &mut pair;
+    offer(far, *to_near, provider);
+    let start = Instant::now();
+    while !link(&mut pair.far, pair.to_near).pulls.is_taken() {
+        pair.far.poll(&mut Vec::new());
+        pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+        assert!(start.elapsed() < LONG);
+    }
+    let to_near = link(&mut pair.far, pair.to_near).session.endpoint();
+    let queue = pair.far.transports.queue(provider).unwrap();
+    for number in 0..=BUFFERS as u64 {
+        let location = Location {
+            head: 0,
+            length: 4096,
+            offset: 0,
+        };
+        let bytes = location.encode();
+        let (from, immediate) = (Source::Inline(&bytes), Some(LOCATION));
+        let request = WorkRequest::new(1 << 40 | number, Work::Send { from, immediate });
+        queue.post(to_near, &request).unwrap();
+    }
+    queue.submit();
+    // The far side answers no read meanwhile.
+    let mut events = Vec::new();
+    while events.is_empty() && start.elapsed() < LONG {
+        pair.near.wait(&mut events, Duration::from_millis(1));
+    }
+    assert!(
+        matches!(
+            &events[..],
+            [Event::Lost {
+                reason: Reason::Fragment(_),
+                ..
+            }]
+        ),
+        "{events:?}"
+    );
+}
+
+/// The memory of the message is mapped until it is taken.
+#[test]
+fn a_pulled_message_arrives_though_its_sender_has_ended() {
+    let mut pair = Pair::new(options(Provider::Shm));
+    send_all(&mut pair);
+    send_all(&mut pair);
+    let sent = message(1, 64 << 10);
+    let before = link(&mut pair.near, pair.to_far).pulls.lent();
+    pair.near.send(pair.to_far, &sent).unwrap();
+    assert_eq!(link(&mut pair.near, pair.to_far).pulls.lent(), before + 1);
+    pair.near.submit();
+    let to_near = pair.to_near;
+    let endpoint = link(&mut pair.near, pair.to_far).session.endpoint();
+    pair.near
+        .transports
+        .queue(Provider::Shm)
+        .unwrap()
+        .close(endpoint);
+    let (mut events, start) = (Vec::new(), Instant::now());
+    while pair.far.find(to_near).is_some() {
+        assert!(start.elapsed() < LONG);
+        pair.far.poll(&mut events);
+    }
+    match &events[..] {
+        [
+            Event::Message { bytes, .. },
+            Event::Lost {
+                reason: Reason::Transport(fabric::Failure::PeerLost),
+                ..
+            },
+        ] => assert!(*bytes == sent),
+        _ => panic!("{events:?}"),
     }
 }
 
