@@ -18,6 +18,8 @@ use crate::client::{Ownership, Recalled};
 use crate::defects::{Defect, Defects};
 use pieces::Pieces;
 
+/// A write that ends behind this is left to the primary, which may refuse it.
+const END_MAX: u64 = 1 << 62;
 /// Recalls that are remembered, at most.
 const RECALLS_MAX: usize = 1 << 16;
 
@@ -139,7 +141,8 @@ impl Answered {
             return false;
         };
         let owns = !known.is_closed && now < known.ownership.until;
-        let is_sound = known.error.is_none() && offset.checked_add(data.len() as u64).is_some();
+        let end = offset.checked_add(data.len() as u64);
+        let is_sound = known.error.is_none() && end.is_some_and(|end| end <= END_MAX);
         if !(owns || is_late) || !is_sound {
             return false;
         }
@@ -236,6 +239,13 @@ impl Answered {
         let known = self.files.get_mut(&file.inode);
         if let Some(known) = known.filter(|it| it.file == file) {
             known.length = known.length.min(length);
+        }
+    }
+
+    /// Writes of a file are not answered any more until the session is granted it again.
+    pub fn close(&mut self, file: FileId) {
+        if let Some(known) = self.files.get_mut(&file.inode) {
+            known.is_closed = true;
         }
     }
 
@@ -475,6 +485,9 @@ mod tests {
         assert_eq!(answered.take_error(FILE), None);
         answered.granted(FILE, owned(9, 200), 0);
         assert!(answered.write(5, FILE, 0, b"owned again", None));
+        assert!(!answered.write(5, FILE, END_MAX, b"too long", None));
+        answered.close(FILE);
+        assert!(!answered.write(5, FILE, 0, b"closed", None));
     }
 
     #[test]

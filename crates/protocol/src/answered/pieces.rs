@@ -5,6 +5,11 @@ use std::collections::BTreeMap;
 /// Longest part, in bytes. Every pool takes so much as one change.
 pub(super) const PART_MAX: usize = 64 << 10;
 
+/// Memory of a part besides its data, in bytes.
+const PART_OVERHEAD: usize = 128;
+/// Parts that are taken at a time, at most.
+const TAKEN_MAX: usize = 256;
+
 /// Written parts by offset. They do not overlap, and none crosses a multiple of [`PART_MAX`]: each is one write.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
@@ -17,9 +22,9 @@ impl Pieces {
         self.by_offset.is_empty()
     }
 
-    /// Bytes of all parts.
+    /// Memory of all parts, about, in bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes + PART_OVERHEAD * self.by_offset.len()
     }
 
     /// End of the last part.
@@ -33,10 +38,10 @@ impl Pieces {
         parts.map(|(offset, data)| (*offset, &data[..]))
     }
 
-    /// Takes the first parts, until they have so many bytes.
+    /// Takes the first parts, until they have so many bytes, or are many.
     pub fn take(&mut self, most: usize) -> Pieces {
         let mut taken = Pieces::default();
-        while taken.bytes < most {
+        while taken.bytes() < most && taken.by_offset.len() < TAKEN_MAX {
             let Some((offset, data)) = self.by_offset.pop_first() else {
                 break;
             };
@@ -120,7 +125,7 @@ mod tests {
         }
         let parts: Vec<(u64, &[u8])> = pieces.iter().collect();
         assert_eq!(parts, [(9, &b"eaaaccccccccbbb"[..]), (30, &b"d"[..])]);
-        assert_eq!((pieces.bytes(), pieces.end()), (16, 31));
+        assert_eq!((pieces.bytes, pieces.end()), (16, 31));
         pieces.put(10, b"xx");
         assert_eq!(pieces.get(9, 4).as_deref(), Some(&b"exxa"[..]));
         assert_eq!((pieces.get(9, 16), pieces.get(8, 1)), (None, None));
@@ -149,7 +154,7 @@ mod tests {
                 }
             }
             assert_eq!(found, model);
-            assert_eq!(pieces.bytes(), model.iter().flatten().count());
+            assert_eq!(pieces.bytes, model.iter().flatten().count());
             if value % 64 == 0 {
                 (pieces, model) = (Pieces::default(), vec![None; 64]);
             }

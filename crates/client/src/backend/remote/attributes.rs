@@ -86,8 +86,11 @@ impl Remote {
     pub(in super::super) fn set_flags(&self, inode: &RemoteInode, flags: FileFlags) -> Result<()> {
         let file = inode.file;
         self.send(file)?;
-        self.change(inode, Operation::SetFlags { file, flags })
-            .map(drop)
+        let result = self.change(inode, Operation::SetFlags { file, flags });
+        if let Some(behind) = self.0.behind.get() {
+            behind.close_file(file);
+        }
+        result.map(drop)
     }
 
     pub(in super::super) fn note_read(&self, inode: &RemoteInode) -> Result<()> {

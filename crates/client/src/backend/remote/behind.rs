@@ -113,6 +113,7 @@ impl Behind {
         let mut state = self.state.lock();
         if let WriteAt::Offset(offset) = at
             && is_short
+            && !state.is_ended
             && !state.wanted.contains_key(&file.inode)
         {
             while state.answered.bytes() + data.len() > BYTES_MAX {
@@ -171,6 +172,11 @@ impl Behind {
     /// A file was made this long, or changed from here on.
     pub(super) fn cut(&self, file: FileId, length: u64) {
         self.state.lock().answered.cut(file, length);
+    }
+
+    /// The next writes of a file are executed before they are answered: they may be refused from now on.
+    pub(super) fn close_file(&self, file: FileId) {
+        self.state.lock().answered.close(file);
     }
 
     /// Waits until the cluster has the writes of a file.
