@@ -207,6 +207,8 @@ pub struct Messenger {
     dials: u64,
     /// Transfers that have ended, to be reported by the next poll.
     ended: Vec<(LinkId, u64, Option<Bytes>)>,
+    /// Links to be ended by the next poll.
+    failed: Vec<(LinkId, control::Error)>,
     /// Links with transfers that the transport did not take.
     held: Vec<LinkId>,
     /// Kept from one poll to the next.
@@ -300,6 +302,7 @@ impl Messenger {
             blocker,
             dials: 0,
             ended: Vec::new(),
+            failed: Vec::new(),
             held: Vec::new(),
             reports: Vec::new(),
             arrived: Vec::new(),
@@ -406,7 +409,12 @@ impl Messenger {
         if link.is_ready && link.pulls.wants_pool(bytes.len()) {
             let device = self.transports.device(lane.provider);
             match device.is_some_and(|device| pull::is_possible(&device.capabilities())) {
-                true => link.offer_pool(&mut self.transports, lane.provider),
+                true => {
+                    if let Err(error) = link.offer_pool(&mut self.transports, lane.provider) {
+                        self.failed.push((id, error));
+                        return Err(SendError::Ended);
+                    }
+                }
                 false => link.pulls.offered(None),
             }
         }
@@ -447,6 +455,11 @@ impl Messenger {
         for index in 0..self.lanes.len() {
             self.poll_lane(index, events);
         }
+        for (link, error) in std::mem::take(&mut self.failed) {
+            if self.find(link).is_some() {
+                self.end(link.slot(), error.into(), events);
+            }
+        }
         self.polls = self.polls.wrapping_add(1);
         let expects = self.expects_until.is_some();
         if expects || self.polls.is_multiple_of(HEAR_EVERY) {
@@ -476,7 +489,8 @@ impl Messenger {
     /// polls for a while, shorter the less often that helps, and then blocks.
     pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
         let before = events.len();
-        let is_due = timeout.is_zero() || self.is_woken || !self.ended.is_empty();
+        let is_due =
+            timeout.is_zero() || self.is_woken || !self.ended.is_empty() || !self.failed.is_empty();
         if is_due || self.spin.looks() {
             let count = self.poll(events);
             let is_woken = std::mem::take(&mut self.is_woken);

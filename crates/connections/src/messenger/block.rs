@@ -205,6 +205,9 @@ impl Messenger {
     /// [`Messenger::disarm`] and [`Messenger::poll`] follow. Another thread may use the messenger meanwhile, if it calls
     /// [`Messenger::disarm`] first and this at its end.
     pub fn arm(&mut self, mut timeout: Duration) -> Armed {
+        if !self.failed.is_empty() {
+            timeout = Duration::ZERO;
+        }
         if !self.unready.is_empty() {
             timeout = timeout.min(UNREADY_EVERY);
         }

@@ -299,17 +299,35 @@ impl Lane {
 
 impl Link {
     /// Makes a pool of buffers from which the peer pulls, and exports it. Without one, all data travels in messages.
-    pub fn offer_pool(&mut self, transports: &mut Transports, provider: Provider) {
+    ///
+    /// # Errors
+    /// [`control::Error`]: end the link, which the transport will not report.
+    pub fn offer_pool(
+        &mut self,
+        transports: &mut Transports,
+        provider: Provider,
+    ) -> Result<(), control::Error> {
+        self.pulls.offered(None);
         let device = transports.device(provider);
         let pool = device.and_then(|device| Pool::new(device, &pull::CLASSES, Access::READ).ok());
-        let exported = pool.filter(|pool| {
-            let queue = transports.queue(provider);
-            queue.is_some_and(|queue| {
-                let exported = self.session.export(queue, pull::POOL, pool.registration());
-                exported.is_ok()
-            })
-        });
-        self.pulls.offered(exported);
+        let (Some(pool), Some(queue)) = (pool, transports.queue(provider)) else {
+            return Ok(());
+        };
+        let endpoint = self.session.endpoint();
+        match self.session.export(queue, pull::POOL, pool.registration()) {
+            Ok(()) => {
+                self.pulls.offered(Some(pool));
+                Ok(())
+            }
+            // Nothing was sent, or only the control connection has ended.
+            Err(
+                control::Error::Endpoint { .. }
+                | control::Error::Closed { .. }
+                | control::Error::Refused { .. }
+                | control::Error::System { .. },
+            ) if queue.message_bytes(endpoint).is_some() => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The peer has exported memory.

@@ -39,7 +39,7 @@ fn link(messenger: &mut Messenger, id: LinkId) -> &mut Link {
 /// Exports a pool whatever the transport.
 fn offer(messenger: &mut Messenger, id: LinkId, provider: Provider) {
     let it = messenger.links[id.slot()].link.as_deref_mut().unwrap();
-    it.offer_pool(&mut messenger.transports, provider);
+    it.offer_pool(&mut messenger.transports, provider).unwrap();
 }
 
 /// As over verbs: the fragments behind one that is being read wait.
@@ -227,6 +227,29 @@ fn a_pulled_message_arrives_though_its_sender_has_ended() {
         ] => assert!(*bytes == sent),
         _ => panic!("{events:?}"),
     }
+}
+
+/// As when the peer breaks the rules of the control connection meanwhile: the transport reports nothing of it.
+#[test]
+fn a_link_that_ends_while_its_pool_is_exported_is_reported() {
+    let mut pair = Pair::new(options(Provider::Shm));
+    let start = Instant::now();
+    while !link(&mut pair.near, pair.to_far).is_ready {
+        pair.far.poll(&mut Vec::new());
+        pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+        assert!(start.elapsed() < LONG);
+    }
+    let endpoint = link(&mut pair.near, pair.to_far).session.endpoint();
+    let queue = pair.near.transports.queue(Provider::Shm).unwrap();
+    queue.close(endpoint);
+    let refused = pair.near.send(pair.to_far, &message(1, PULL_MIN));
+    assert_eq!(refused, Err(SendError::Ended));
+    let mut events = Vec::new();
+    pair.near.wait(&mut events, LONG);
+    assert!(
+        matches!(&events[..], [Event::Lost { link, .. }] if *link == pair.to_far),
+        "{events:?}"
+    );
 }
 
 #[test]
