@@ -1,5 +1,6 @@
 //! Writes over Ethernet with blocks that are received in place.
 
+mod liar;
 mod reads;
 
 use std::cell::{Cell, RefCell};
