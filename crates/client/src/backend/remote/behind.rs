@@ -27,6 +27,8 @@ const WRITE_MAX: usize = 64 << 10;
 const SENT_AFTER: Duration = Duration::from_millis(300);
 /// Bytes of a file that are sent at a time.
 const SENT_AT_ONCE: usize = 4 << 20;
+/// Files that are sent before recalls and calls that wait are looked at again.
+const FILES_AT_ONCE: usize = 8;
 /// A file is asked for by its second write within this time.
 const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// A file is not asked for so long after it was recalled: others use it, too.
@@ -399,6 +401,7 @@ impl State {
         let taken = unique.into_iter();
         taken
             .filter_map(|file| Some((file, answered.take(file, SENT_AT_ONCE)?)))
+            .take(FILES_AT_ONCE)
             .collect()
     }
 }
