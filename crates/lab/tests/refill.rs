@@ -18,6 +18,8 @@ fn run(seed: u64, defects: Defects) -> Result<Summary, String> {
     let setup = Setup {
         defects,
         is_full: false,
+        // An early answer keeps the data at the client: it fills no ring.
+        is_early: false,
         is_punctual: true,
         metadata_only: None,
         options: Options {

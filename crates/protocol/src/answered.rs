@@ -329,7 +329,8 @@ impl Answered {
 
     /// When the oldest write was answered that is not being sent.
     pub fn oldest(&self) -> Option<u64> {
-        let unsent = self.files.values().filter(|it| !it.pieces.is_empty());
+        let unsent = self.files.values();
+        let unsent = unsent.filter(|it| !it.pieces.is_empty() && it.sending.is_empty());
         unsent.map(|it| it.since).min()
     }
 

@@ -110,6 +110,8 @@ pub struct Worker {
     owner: Option<u64>,
     /// Its caches under leases.
     keeping: KernelCache,
+    /// Whether it answers writes early, under leases for writing. Clients that move data themselves do not.
+    is_early: bool,
     /// What it has answered under leases for writing.
     answering: Answering,
     /// Operations that were answered from its caches.
@@ -151,6 +153,7 @@ impl Worker {
             held: None,
             owner: None,
             keeping: KernelCache::default(),
+            is_early: false,
             answering: Answering::default(),
             kept: 0,
             chance: Random::new(seed ^ CACHES),
@@ -162,6 +165,11 @@ impl Worker {
             values: u64::from(node) << 32,
             random: Random::new(seed),
         }
+    }
+
+    /// Whether it answers writes early.
+    pub fn early(self, is_early: bool) -> Worker {
+        Worker { is_early, ..self }
     }
 
     /// Whether it also waits for locks, and uses operations for which there are two more files.

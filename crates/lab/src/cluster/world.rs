@@ -58,6 +58,8 @@ pub struct Setup {
     pub groups: bool,
     /// Whether clients also wait for locks, and use all operations.
     pub is_wide: bool,
+    /// Whether every other client answers writes early, under leases for writing.
+    pub is_early: bool,
     /// Whether all nodes learn of maps without an additional delay.
     pub is_punctual: bool,
     /// When the operator asks for longer pools.
@@ -92,6 +94,7 @@ impl Setup {
             },
             groups: false,
             is_wide: seed % 7 == 2,
+            is_early: true,
             is_punctual: false,
             grows_at: None,
         }
@@ -246,7 +249,9 @@ impl World {
                 let clock = clock(&mut random);
                 let node = FIRST_CLIENT + client;
                 let worker = Worker::new(node, clock, files.clone(), random.next_number());
-                worker.widened(setup.is_wide)
+                worker
+                    .widened(setup.is_wide)
+                    .early(setup.is_early && client % 2 == 1)
             })
             .collect();
         let members: Vec<u32> = (0..setup.members).collect();

@@ -80,11 +80,6 @@ impl Answering {
     }
 }
 
-/// Every other client answers writes early: those that do not move data themselves.
-pub(super) fn answers_early(client: u32) -> bool {
-    client % 2 == 1
-}
-
 impl Worker {
     /// Answers an operation early, or keeps it until its file was sent.
     pub(super) fn use_answered(
@@ -94,7 +89,7 @@ impl Worker {
         acknowledge: Acknowledge,
         history: &mut History,
     ) -> bool {
-        if !answers_early(self.node - super::FIRST_CLIENT) || self.client.is_none() {
+        if !self.is_early || self.client.is_none() {
             return false;
         }
         let local = self.clock.local(now);
@@ -302,7 +297,7 @@ impl Worker {
         let changed = kernel_cache::changed_inode(&operation);
         let read = kernel_cache::read_inode(&operation).or(changed);
         let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
-        let owns = answers_early(self.node - super::FIRST_CLIENT)
+        let owns = self.is_early
             && matches!(&operation, Operation::Write { file, at: WriteAt::Offset(_), .. } if self.files.contains(file));
         let ticket = match owns {
             true => client.submit_owning(local, operation.clone(), acknowledge),
