@@ -55,6 +55,8 @@ pub enum Defect {
     ForgetPromiseAtRestart,
     /// The primary makes records however far the members are behind.
     WindowUnbounded,
+    /// The primary sends data with records however much of it a member does not report.
+    PushUnbounded,
     /// Data that a record only names is changed in place before the members have fetched it.
     ChangeNamedData,
     /// A member that has proposed itself still grants leases.
@@ -187,7 +189,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 79] = [
+    pub const ALL: [Defect; 80] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -216,6 +218,7 @@ impl Defect {
         Defect::ExpireInMemory,
         Defect::ForgetPromiseAtRestart,
         Defect::WindowUnbounded,
+        Defect::PushUnbounded,
         Defect::ChangeNamedData,
         Defect::GrantWhileProposing,
         Defect::PromoteMetadataOnly,

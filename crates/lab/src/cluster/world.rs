@@ -84,7 +84,7 @@ impl Setup {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
-                push: *Random::new(seed).pick(&[0, 16 << 10]),
+                push: *Random::new(seed).pick(&[0, 8 << 10]),
                 // There are not many blocks.
                 grant_blocks: 32,
                 // A client keeps more than that at times.
@@ -553,6 +553,7 @@ impl World {
         self.check_step(now, member, step.seen)?;
         for transmit in step.transmits {
             self.check_replies(&transmit)?;
+            self.check_pushed(member, &transmit)?;
             self.transmit(now, node, transmit);
         }
         Ok(())

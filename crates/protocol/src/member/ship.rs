@@ -6,6 +6,7 @@ use std::ops::Bound::{Excluded, Included};
 use super::Member;
 use super::intent::Intent;
 use super::serve::{Peer, Primary};
+use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::{Body, Bytes, Data, Operation};
 
@@ -114,6 +115,7 @@ impl Member {
     pub(super) fn ship(&mut self, now: u64) {
         let retry = self.options.retry_ns;
         let (window, push) = (self.options.window, self.options.push);
+        let unbounded = self.defects.has(Defect::PushUnbounded);
         let metadata_only = self.map.metadata_only.clone();
         let Some(primary) = self.primary() else {
             return;
@@ -154,7 +156,7 @@ impl Member {
             };
             let has_room = match batch.2 {
                 Way::Records => true,
-                Way::WithData => pushed.get(node).is_none_or(|pushed| *pushed < push),
+                Way::WithData => pushed.get(node).is_none_or(|pushed| *pushed < push) || unbounded,
                 Way::Group => all_may,
             };
             if may_get(peer) && has_room {

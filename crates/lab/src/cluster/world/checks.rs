@@ -45,6 +45,8 @@ impl Answered {
 pub(super) struct Watch {
     /// Answers to changes that made a record, by session, slot and number.
     replies: BTreeMap<(u64, u16, u64), Answered>,
+    /// Data that each member was sent with records in each epoch and has not reported, in bytes, by the first record's position.
+    pushed: BTreeMap<(u32, u32), BTreeMap<u64, u64>>,
     /// Members with an image to be compared with the primary's when both are at one tail.
     to_compare: BTreeSet<usize>,
 }
@@ -230,6 +232,42 @@ impl World {
                     "members {primary} and {other}, at one tail, differ: {difference}"
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// A member is sent no data with records while it was sent much and does not report it.
+    pub(super) fn check_pushed(&mut self, from: usize, transmit: &Transmit) -> Result<(), String> {
+        // The data alone is longer than a block.
+        if transmit.bytes.len() < store::BLOCK || transmit.to.iter().all(|to| *to >= FIRST_CLIENT) {
+            return Ok(());
+        }
+        let Ok(Message { envelope, body }) = Message::decode(&transmit.bytes, &Defects::default())
+        else {
+            return Ok(());
+        };
+        let Body::Records {
+            from: first, data, ..
+        } = body
+        else {
+            return Ok(());
+        };
+        let bytes = data.iter().map(|it| it.bytes.len() as u64).sum::<u64>();
+        for to in transmit.to.iter().filter(|_| bytes > 0) {
+            let member = self.machines[from].member();
+            let tail = member.and_then(|it| it.tail_of(*to)).unwrap_or(0);
+            let pushed = self.watch.pushed.entry((envelope.epoch, *to)).or_default();
+            let unreported = pushed
+                .range(tail..first)
+                .map(|(_, bytes)| bytes)
+                .sum::<u64>();
+            if unreported >= self.setup.options.push {
+                return Err(format!(
+                    "member {to} does not report {unreported} bytes of data that it was sent, and is sent more"
+                ));
+            }
+            *pushed = pushed.split_off(&tail);
+            pushed.insert(first, bytes);
         }
         Ok(())
     }
