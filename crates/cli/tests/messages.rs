@@ -139,6 +139,7 @@ fn progress_is_shown_on_a_terminal_only() {
         let mut script = Command::new("script");
         script
             .args(["-qec", command, "/dev/null"])
+            .env("TERM", "xterm")
             .stdin(Stdio::null());
         let output = run(&mut script);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
