@@ -286,7 +286,9 @@ fn encode_hello(hello: &Hello, frame: &mut Vec<u8>) {
         frame.push(reason.is_none().into());
         put(frame, shortened(reason.unwrap_or_default()).as_bytes());
     }
-    frame.extend(hello.messages.to_le_bytes());
+    if hello.versions.max >= 2 {
+        frame.extend(hello.messages.to_le_bytes());
+    }
 }
 
 fn decode_hello(reader: &mut Reader<'_>) -> Result<Hello, Malformed> {
