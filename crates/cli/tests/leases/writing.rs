@@ -171,14 +171,14 @@ fn a_stopped_owner_delays_others_and_reports_what_is_lost() {
         drop(file);
         assert_eq!(fs::read(stopped.path(&name)).expect("a read"), found);
         // It works on, in a new session.
-        fs::write(stopped.path(&name), "anew").expect("a write");
-        assert_eq!(fs::read(other.path(&name)).expect("a read"), b"anew");
+        fs::write(stopped.path(&name), "new text").expect("a write");
+        assert_eq!(fs::read(other.path(&name)).expect("a read"), b"new text");
     }
     let file = open(&stopped.path("killed"));
     write_parts(&file, &b"answered early ".repeat(50), 0);
     drop(stopped);
     let start = Instant::now();
-    fs::write(other.path("killed"), "anew").expect("a write");
-    assert_eq!(fs::read(other.path("killed")).expect("a read"), b"anew");
+    fs::write(other.path("killed"), "new text").expect("a write");
+    assert_eq!(fs::read(other.path("killed")).expect("a read"), b"new text");
     assert!(start.elapsed() < PATIENCE);
 }

@@ -50,33 +50,33 @@ impl World {
                 }
             }
             Fault::CrashClient { client } => {
-                for node in self.who(client, subject) {
+                for node in self.nodes(client, subject) {
                     self.crash_client(now, node);
                 }
             }
             Fault::Isolate { node, for_ns } => {
-                for node in self.who(node, subject) {
+                for node in self.nodes(node, subject) {
                     self.links.isolate(node, now + for_ns);
                 }
             }
             Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
             Fault::Drift { node, ppm } => {
-                for node in self.who(node, subject) {
+                for node in self.nodes(node, subject) {
                     self.drift(now, node, ppm);
                 }
             }
             Fault::HearsLate { node, by_ms } => {
-                for node in self.who(node, subject) {
+                for node in self.nodes(node, subject) {
                     self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);
                 }
             }
             Fault::Rush { client, blocks } => {
-                for node in self.who(client, subject) {
+                for node in self.nodes(client, subject) {
                     self.rush(now, node, blocks);
                 }
             }
             Fault::Look { client } => {
-                for node in self.who(client, subject) {
+                for node in self.nodes(client, subject) {
                     self.look(now, node);
                 }
             }
@@ -88,8 +88,8 @@ impl World {
             | Fault::StuckWay { from, to, .. }
             | Fault::SlowLink { from, to, .. }
             | Fault::LateLink { from, to, .. } => {
-                for from in self.who(from, subject) {
-                    for to in self.who(to, subject) {
+                for from in self.nodes(from, subject) {
+                    for to in self.nodes(to, subject) {
                         self.fault_of_link(now, from, to, fault);
                     }
                 }
@@ -161,13 +161,13 @@ impl World {
     }
 
     /// Those of them that are members.
-    fn members(&self, who: Party, subject: Option<u32>) -> Vec<usize> {
-        let nodes = self.who(who, subject).into_iter();
+    fn members(&self, party: Party, subject: Option<u32>) -> Vec<usize> {
+        let nodes = self.nodes(party, subject).into_iter();
         let members = nodes.filter(|node| *node < FIRST_CLIENT);
         members.map(|node| node as usize).collect()
     }
 
-    fn who(&self, who: Party, subject: Option<u32>) -> Vec<u32> {
+    fn nodes(&self, party: Party, subject: Option<u32>) -> Vec<u32> {
         let primary = match self.membership.valid().primary {
             NO_NODE => 0,
             primary => primary,
@@ -177,7 +177,7 @@ impl World {
             let members = members.into_iter();
             members.filter(move |node| *node != primary && Some(*node) != subject)
         };
-        match who {
+        match party {
             Party::Member(member) => vec![self.in_place_of(member)],
             Party::Client(client) => vec![FIRST_CLIENT + client],
             Party::Primary => vec![primary],
