@@ -375,7 +375,7 @@ impl Behind {
                 };
                 let count = 1 + lost.iter().filter(|it| **it != file).count();
                 (self.report)(&format!(
-                    "{count} files have lost writes that were answered early: {error}; their next fsync or close reports it"
+                    "writes to {count} file(s) that were answered early are lost: {error}; the next fsync or close of each file reports it"
                 ));
             }
         }
