@@ -1,13 +1,13 @@
 //! The conversation with the kernel about one mount: the negotiation at its start, and the threads that answer.
 
-mod alarm;
 mod background;
 mod classic;
-mod crew;
 mod limits;
 mod negotiation;
 mod processors;
+mod queue_threads;
 mod queues;
+mod shutdown;
 mod unanswered;
 
 use std::io;
@@ -70,7 +70,7 @@ pub(crate) struct MountSession {
     /// Ends when the mount has.
     server: JoinHandle<End>,
     #[cfg(test)]
-    alarm: Option<Arc<alarm::Alarm>>,
+    shutdown: Option<Arc<shutdown::Shutdown>>,
 }
 
 /// Result of a session: of the conversation, and of closing the file system.
@@ -118,7 +118,7 @@ impl MountSession {
         let (mut readers, mut share) = (options.threads, Share::All);
         if let Some(serving) = &serving {
             match &serving.refusal {
-                None => (readers, share) = (1, Share::Unanswered(serving.alarm.clone())),
+                None => (readers, share) = (1, Share::Unanswered(serving.shutdown.clone())),
                 // Requests would continue to arrive through the queues that it took.
                 Some(refusal) => {
                     transport =
@@ -133,7 +133,7 @@ impl MountSession {
         let recalls = Adapter::start_recalls(&adapter, &notifier)?;
         let mut threads = classic::serve(device, readers, &share, &adapter)?;
         #[cfg(test)]
-        let alarm = serving.as_ref().map(|serving| serving.alarm.clone());
+        let shutdown = serving.as_ref().map(|serving| serving.shutdown.clone());
         threads.extend(serving.into_iter().flat_map(Serving::into_threads));
         // It waits for nothing else.
         let _ = hand_over.send(Answering {
@@ -148,7 +148,7 @@ impl MountSession {
             notifier,
             server,
             #[cfg(test)]
-            alarm,
+            shutdown,
         })
     }
 
@@ -466,7 +466,7 @@ mod tests {
         fs::write(&path, "data").unwrap();
         let held = fs::File::open(&path).unwrap();
         held.lock().unwrap();
-        let alarm = session.alarm.clone().unwrap();
+        let shutdown = session.shutdown.clone().unwrap();
         thread::scope(|scope| {
             let wait = |_| scope.spawn(|| fs::File::open(&path).unwrap().lock());
             let waiting: Vec<_> = (0..WAITING).map(wait).collect();
@@ -478,7 +478,7 @@ mod tests {
             while place.1.waits() < WAITING {
                 thread::yield_now();
             }
-            let failed = alarm.guard(|| Err(io::Error::other("a queue fails")));
+            let failed = shutdown.guard(|| Err(io::Error::other("a queue fails")));
             assert!(failed.is_err());
             for waits in waiting {
                 assert!(waits.join().unwrap().is_err());

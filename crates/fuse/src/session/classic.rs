@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::alarm::Alarm;
+use super::shutdown::Shutdown;
 use super::{DATA_LENGTH_MAX, unanswered};
 use crate::adapter::{Adapter, Later, is_forget, is_unanswered};
 use crate::wire;
@@ -29,7 +29,7 @@ pub(super) enum Share {
     /// All requests.
     All,
     /// Requests without an answer: queues bring the others, and it ends when one of them fails.
-    Unanswered(Arc<Alarm>),
+    Unanswered(Arc<Shutdown>),
 }
 
 /// Starts threads that answer requests from `device`, each through its own descriptor. If one cannot be started, none
@@ -63,10 +63,12 @@ pub(super) fn serve(
                     Some(readers) => readers.answer(&device),
                     None => answer_all(&device, None, &adapter),
                 },
-                (true, Share::Unanswered(alarm)) => alarm.guard(|| match adapter.may_wait() {
-                    true => unanswered::serve(&device, alarm, &adapter),
-                    false => answer_all(&device, Some(alarm), &adapter),
-                }),
+                (true, Share::Unanswered(shutdown)) => {
+                    shutdown.guard(|| match adapter.may_wait() {
+                        true => unanswered::serve(&device, shutdown, &adapter),
+                        false => answer_all(&device, Some(shutdown), &adapter),
+                    })
+                }
             });
         match thread {
             Ok(thread) => threads.push(thread),
@@ -158,19 +160,23 @@ impl Readers {
     }
 }
 
-/// Answers until the mount has ended, or an alarm is raised.
-fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -> io::Result<()> {
+/// Answers until the mount has ended, or the shutdown begins.
+fn answer_all(
+    device: &Arc<OwnedFd>,
+    shutdown: Option<&Shutdown>,
+    adapter: &Adapter,
+) -> io::Result<()> {
     let mut buffer = vec![0; HEAD_ROOM + DATA_LENGTH_MAX];
     loop {
-        if let Some(alarm) = alarm
-            && !alarm.wait_for(device)?
+        if let Some(shutdown) = shutdown
+            && !shutdown.wait_for(device)?
         {
             return Ok(());
         }
         match rustix::io::read(device, &mut buffer) {
             Ok(length) => {
                 let opcode = answer_one(device, adapter, &mut buffer, length)?;
-                if alarm.is_some() && is_forget(opcode) {
+                if shutdown.is_some() && is_forget(opcode) {
                     collect(COLLECTING);
                 }
             }

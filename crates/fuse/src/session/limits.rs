@@ -1,4 +1,4 @@
-//! Limits that the crews of a mount share.
+//! Limits that the threads of all queues of a mount share.
 
 use std::fs;
 use std::io;

@@ -1,6 +1,6 @@
 //! Requests by io_uring: the kernel puts each into the queue of the processor that made it, where a thread of that
 //! processor answers it. So no thread is woken up on another processor, which costs several times the request itself.
-//! Where requests may wait for a cluster, each queue has several threads (`crew`).
+//! Where requests may wait for a cluster, each queue has several threads (`queue_threads`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +12,11 @@ use std::thread::{self, JoinHandle};
 use fuse_device::{ARGUMENT, Exchange, HEADER, Queue, Stop};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::alarm::Alarm;
 use super::background::{Answering, Background};
-use super::crew::{Crew, FIRST};
 use super::limits::Limits;
 use super::processors;
+use super::queue_threads::{FIRST, QueueThreads};
+use super::shutdown::Shutdown;
 use crate::adapter::{Adapter, Later};
 use crate::wire;
 
@@ -41,13 +41,13 @@ struct Worker {
 /// Data that a thread needs to serve.
 pub(super) struct Begin {
     pub(super) adapter: Arc<Adapter>,
-    pub(super) alarm: Arc<Alarm>,
+    pub(super) shutdown: Arc<Shutdown>,
     pub(super) directory: PathBuf,
 }
 
 /// Queues that are served. If this is dropped, they are stopped, and waited for.
 pub(super) struct Serving {
-    pub(super) alarm: Arc<Alarm>,
+    pub(super) shutdown: Arc<Shutdown>,
     /// Why the kernel has not taken all of them.
     pub(super) refusal: Option<io::Error>,
     adapter: Arc<Adapter>,
@@ -69,7 +69,7 @@ impl Queues {
         }
         let device = Arc::new(device.try_clone()?);
         if may_wait {
-            return Queues::of_crews(&device, &possible, &usable, payload_length);
+            return Queues::with_several_threads(&device, &possible, &usable, payload_length);
         }
         // The queues of processors that are not there, or not ours, are dealt out to the others.
         let mut shares: Vec<Vec<u16>> = usable.iter().map(|number| vec![*number]).collect();
@@ -102,8 +102,8 @@ impl Queues {
         })
     }
 
-    /// Queues with a crew each: a thread of one queue must not wait while it has requests of another one.
-    fn of_crews(
+    /// Queues with several threads each: a thread of one queue must not wait while it has requests of another one.
+    fn with_several_threads(
         device: &Arc<OwnedFd>,
         possible: &[u16],
         usable: &[u16],
@@ -119,27 +119,27 @@ impl Queues {
             return Err(io::Error::other(why));
         }
         let limits = Arc::new(Limits::of_process()?);
-        let crew = |(turn, number): (usize, &u16)| {
+        let queue_threads = |(turn, number): (usize, &u16)| {
             let processor = match usable.contains(number) {
                 true => *number,
                 false => usable[turn % usable.len()],
             };
-            Crew::new(device, (*number, processor), payload_length, &limits)
+            QueueThreads::new(device, (*number, processor), payload_length, &limits)
         };
-        let start = |crew: Arc<Crew>| {
-            let making = crew.clone();
+        let start = |threads: Arc<QueueThreads>| {
+            let making = threads.clone();
             Worker::start(
-                crew.number(),
+                threads.number(),
                 move || making.queue(),
                 move |mut queue, begin, registered| {
                     let _ = registered.send(queue.register());
-                    crew.lead(queue, begin)
+                    threads.lead(queue, begin)
                 },
             )
         };
-        let crews = possible.iter().enumerate().map(crew);
-        let workers = crews
-            .flat_map(|crew| std::iter::repeat_n(crew, FIRST))
+        let queues = possible.iter().enumerate().map(queue_threads);
+        let workers = queues
+            .flat_map(|threads| std::iter::repeat_n(threads, FIRST))
             .map(start);
         Ok(Queues {
             workers: workers.collect::<io::Result<_>>()?,
@@ -156,14 +156,14 @@ impl Queues {
     pub(super) fn serve(self, adapter: &Arc<Adapter>, directory: &Path) -> io::Result<Serving> {
         let stops = self.workers.iter().map(|worker| worker.stop.clone());
         let mut serving = Serving {
-            alarm: Arc::new(Alarm::new(stops.collect())?),
+            shutdown: Arc::new(Shutdown::new(stops.collect())?),
             refusal: None,
             adapter: adapter.clone(),
             threads: Vec::new(),
         };
         let begin = Arc::new(Begin {
             adapter: adapter.clone(),
-            alarm: serving.alarm.clone(),
+            shutdown: serving.shutdown.clone(),
             directory: directory.into(),
         });
         for worker in &self.workers {
@@ -202,7 +202,7 @@ impl Drop for Serving {
         if self.threads.is_empty() {
             return;
         }
-        self.alarm.raise();
+        self.shutdown.begin();
         self.adapter.interrupt_all();
         for thread in self.threads.drain(..) {
             // The session has failed for another reason.
@@ -240,7 +240,7 @@ impl Worker {
                     // The session never began.
                     return Ok(());
                 };
-                begin.alarm.guard(|| work(queue, &begin, &say))
+                begin.shutdown.guard(|| work(queue, &begin, &say))
             })?;
         let stop = made
             .recv()

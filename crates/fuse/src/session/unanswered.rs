@@ -15,16 +15,20 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use super::DATA_LENGTH_MAX;
-use super::alarm::Alarm;
 use super::classic::{HEAD_ROOM, answer_one, collect, header_of};
+use super::shutdown::Shutdown;
 use crate::adapter::{Adapter, is_forget};
 use crate::wire;
 
 /// How long forgotten inodes collect, once there is one: they are released by one message.
 const COLLECTING: Duration = Duration::from_millis(5);
 
-/// Answers until the mount has ended, or the alarm is raised. Then all requests that wait are interrupted.
-pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> io::Result<()> {
+/// Answers until the mount has ended, or the shutdown begins. Then all requests that wait are interrupted.
+pub(super) fn serve(
+    device: &Arc<OwnedFd>,
+    shutdown: &Shutdown,
+    adapter: &Adapter,
+) -> io::Result<()> {
     thread::scope(|scope| {
         let (forget, forgotten) = mpsc::channel::<Vec<u8>>();
         let name = || Builder::new().name("tako-device".into());
@@ -32,7 +36,7 @@ pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> 
         let started = name().spawn_scoped(scope, work).map(drop);
         let mut buffer = vec![0; HEAD_ROOM + DATA_LENGTH_MAX];
         let mut read = || loop {
-            let Some(length) = read(device, alarm, &mut buffer)? else {
+            let Some(length) = read(device, shutdown, &mut buffer)? else {
                 return Ok(());
             };
             let mut request = buffer[..length].to_vec();
@@ -81,9 +85,13 @@ fn forget_all(device: &Arc<OwnedFd>, adapter: &Adapter, forgotten: Receiver<Vec<
     }
 }
 
-/// Length of the next request; none if the mount has ended, or the alarm is raised.
-fn read(device: &Arc<OwnedFd>, alarm: &Alarm, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    while alarm.wait_for(device)? {
+/// Length of the next request; none if the mount has ended, or the shutdown has begun.
+fn read(
+    device: &Arc<OwnedFd>,
+    shutdown: &Shutdown,
+    buffer: &mut [u8],
+) -> io::Result<Option<usize>> {
+    while shutdown.wait_for(device)? {
         match rustix::io::read(device, &mut *buffer) {
             Ok(length) => return Ok(Some(length)),
             // The latter if the end came while a request was read: fuse_dev_do_read in the kernel.

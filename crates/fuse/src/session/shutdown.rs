@@ -8,41 +8,42 @@ use fuse_device::Stop;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-pub(super) struct Alarm {
-    /// None once it is raised.
+/// The common end of a session's threads.
+pub(super) struct Shutdown {
+    /// None once it has begun.
     queues: Mutex<Option<Vec<Stop>>>,
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
-/// Raises the alarm when it is dropped, as it is when a thread panics.
-struct Guard<'a>(&'a Alarm);
+/// Begins the shutdown when it is dropped, as it is when a thread panics.
+struct Guard<'a>(&'a Shutdown);
 
-impl Alarm {
+impl Shutdown {
     /// For the threads of these queues, and a listener.
-    pub(super) fn new(queues: Vec<Stop>) -> io::Result<Alarm> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Alarm {
+    pub(super) fn new(queues: Vec<Stop>) -> io::Result<Shutdown> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Shutdown {
             queues: Mutex::new(Some(queues)),
-            bell,
+            event,
         })
     }
 
-    /// Includes the thread of a further queue.
-    pub(super) fn watch(&self, queue: Stop) {
+    /// Adds the thread of a further queue.
+    pub(super) fn add(&self, queue: Stop) {
         match &mut *self.queues.lock() {
             Some(queues) => queues.push(queue),
             None => queue.stop(),
         }
     }
 
-    pub(super) fn raise(&self) {
+    pub(super) fn begin(&self) {
         let queues = self.queues.lock().take();
         queues.iter().flatten().for_each(Stop::stop);
-        // It stays raised, however often it is.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        // The event stays set, however often this is called.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Runs a thread's work, and raises the alarm if that fails.
+    /// Runs a thread's work, and begins the shutdown if that fails.
     pub(super) fn guard(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let guard = Guard(self);
         work()?;
@@ -50,11 +51,11 @@ impl Alarm {
         Ok(())
     }
 
-    /// Waits until `device` can be read; false if the alarm is raised.
+    /// Waits until `device` can be read; false if the shutdown has begun.
     pub(super) fn wait_for(&self, device: &OwnedFd) -> io::Result<bool> {
         let mut waited = [
             PollFd::new(device, PollFlags::IN),
-            PollFd::new(&self.bell, PollFlags::IN),
+            PollFd::new(&self.event, PollFlags::IN),
         ];
         rustix::io::retry_on_intr(|| poll(&mut waited, None))?;
         Ok(waited[1].revents().is_empty())
@@ -63,6 +64,6 @@ impl Alarm {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        self.0.raise();
+        self.0.begin();
     }
 }

@@ -40,7 +40,7 @@ pub(super) const FIRST: usize = 2;
 const DEPTH: usize = 1;
 
 /// A queue, and the processor that its threads run on.
-pub(super) struct Crew {
+pub(super) struct QueueThreads {
     device: Arc<OwnedFd>,
     number: u16,
     processor: u16,
@@ -60,22 +60,22 @@ struct State {
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
-/// A thread of a crew.
-struct Member<'a> {
-    crew: &'a Arc<Crew>,
+/// One thread of a queue.
+struct QueueThread<'a> {
+    threads: &'a Arc<QueueThreads>,
     begin: &'a Arc<Begin>,
     /// It has received no request yet, and has joined a session.
     is_new: Cell<bool>,
 }
 
-impl Crew {
+impl QueueThreads {
     pub(super) fn new(
         device: &Arc<OwnedFd>,
         (number, processor): (u16, u16),
         payload_length: usize,
         limits: &Arc<Limits>,
-    ) -> Arc<Crew> {
-        Arc::new(Crew {
+    ) -> Arc<QueueThreads> {
+        Arc::new(QueueThreads {
             device: device.clone(),
             number,
             processor,
@@ -107,7 +107,11 @@ impl Crew {
     }
 
     /// Answers as one of the first threads, until the session has ended, and all further threads have, too.
-    pub(super) fn lead(self: &Arc<Crew>, queue: Queue, begin: &Arc<Begin>) -> io::Result<()> {
+    pub(super) fn lead(
+        self: &Arc<QueueThreads>,
+        queue: Queue,
+        begin: &Arc<Begin>,
+    ) -> io::Result<()> {
         let mut result = self.serve(queue, begin, false);
         loop {
             let further = self.state.lock().threads.pop();
@@ -119,13 +123,13 @@ impl Crew {
     }
 
     fn serve(
-        self: &Arc<Crew>,
+        self: &Arc<QueueThreads>,
         mut queue: Queue,
         begin: &Arc<Begin>,
         is_new: bool,
     ) -> io::Result<()> {
-        let member = Member {
-            crew: self,
+        let member = QueueThread {
+            threads: self,
             begin,
             is_new: Cell::new(is_new),
         };
@@ -139,11 +143,11 @@ impl Crew {
     }
 
     /// Starts a further thread, unless there are too many.
-    fn start_further(self: &Arc<Crew>, state: &mut State, begin: &Arc<Begin>) {
+    fn start_further(self: &Arc<QueueThreads>, state: &mut State, begin: &Arc<Begin>) {
         if self.limits.add_further() {
-            let (crew, begin) = (self.clone(), begin.clone());
+            let (threads, begin) = (self.clone(), begin.clone());
             let thread = thread::Builder::new().name(format!("tako-queue-{}", self.number));
-            if let Ok(thread) = thread.spawn(move || crew.join_in(&begin)) {
+            if let Ok(thread) = thread.spawn(move || threads.join_in(&begin)) {
                 state.threads.push(thread);
                 state.is_starting = true;
                 return;
@@ -153,9 +157,9 @@ impl Crew {
     }
 
     /// The life of a further thread.
-    fn join_in(self: &Arc<Crew>, begin: &Arc<Begin>) -> io::Result<()> {
+    fn join_in(self: &Arc<QueueThreads>, begin: &Arc<Begin>) -> io::Result<()> {
         let registered = self.queue().and_then(|mut queue| {
-            begin.alarm.watch(queue.stop());
+            begin.shutdown.add(queue.stop());
             queue.register().map(|()| queue)
         });
         {
@@ -165,7 +169,7 @@ impl Crew {
         }
         self.started.notify_all();
         match registered {
-            Ok(queue) => begin.alarm.guard(|| self.serve(queue, begin, true)),
+            Ok(queue) => begin.shutdown.guard(|| self.serve(queue, begin, true)),
             // There are too few descriptors or threads, or the session has ended.
             Err(_) => {
                 self.limits.remove_further();
@@ -230,7 +234,7 @@ impl State {
     }
 }
 
-impl Pace for Member<'_> {
+impl Pace for QueueThread<'_> {
     fn yields(&self) -> bool {
         false
     }
@@ -238,13 +242,13 @@ impl Pace for Member<'_> {
     fn blocks(&self) {}
 
     fn takes(&self) -> bool {
-        let mut state = self.crew.state.lock();
+        let mut state = self.threads.state.lock();
         match self.is_new.replace(false) {
             true => state.free_new -= 1,
             false => state.free -= 1,
         }
         if !state.has_free() && !state.is_starting {
-            self.crew.start_further(&mut state, self.begin);
+            self.threads.start_further(&mut state, self.begin);
         }
         state.is_nudge_due()
     }
@@ -260,7 +264,7 @@ impl Pace for Member<'_> {
 
 /// The thread ends, perhaps before its last answer is with the kernel: then the session has ended, and recalls do not wait
 /// for the answer.
-impl Drop for Member<'_> {
+impl Drop for QueueThread<'_> {
     fn drop(&mut self) {
         self.begin.adapter.sent();
     }
