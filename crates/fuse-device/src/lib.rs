@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 pub use priority::set_background;
-pub use queue::{Exchange, Later, NUDGE_NAME, Pace, Queue, RequestSlot, Stop};
+pub use queue::{Exchange, Later, NUDGE_NAME, Queue, RequestSlot, Scheduling, Stop};
 
 /// Bytes that hold the head of a request and later that of its answer (`in_out` of `struct fuse_uring_req_header`).
 pub const HEADER: usize = 128;

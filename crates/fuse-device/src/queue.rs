@@ -92,7 +92,7 @@ pub struct Exchange<'a> {
 }
 
 /// Scheduling of a queue's thread.
-pub trait Pace {
+pub trait Scheduling {
     /// Whether a thread that an answer wakes up runs at once, in place of this thread.
     fn yields(&self) -> bool;
 
@@ -338,7 +338,7 @@ impl Queue {
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
-        pace: &impl Pace,
+        scheduling: &impl Scheduling,
         directory: &Path,
         joins: bool,
     ) -> io::Result<()> {
@@ -348,7 +348,7 @@ impl Queue {
             self.nudge(&mut nudge, directory)?;
         }
         while self.ended + self.staying < self.slots.len() {
-            match self.hand_over(pace) {
+            match self.hand_over(scheduling) {
                 Err(error) if !is_passing(&error) => return Err(error),
                 _ => {}
             }
@@ -368,7 +368,7 @@ impl Queue {
                         failure = Some(io::Error::from_raw_os_error(-result));
                     }
                 } else {
-                    if pace.takes() {
+                    if scheduling.takes() {
                         self.nudge(&mut nudge, directory)?;
                         self.submit()?;
                     }
@@ -408,20 +408,20 @@ impl Queue {
     }
 
     /// Submits the pushed entries, and waits for a completion unless there is one.
-    fn hand_over(&mut self, pace: &impl Pace) -> io::Result<()> {
+    fn hand_over(&mut self, scheduling: &impl Scheduling) -> io::Result<()> {
         if !self.unread.is_empty() {
             return self.enter(0);
         }
-        if pace.sends_first() && !self.ring.submission().is_empty() {
+        if scheduling.sends_first() && !self.ring.submission().is_empty() {
             // In the background, the thread that the answer wakes up runs before this returns. Its next request is then
             // here, and this thread neither blocks nor is woken up.
             self.enter(0)?;
-            pace.sent();
+            scheduling.sent();
             if !self.ring.completion().is_empty() {
                 return Ok(());
             }
         }
-        pace.blocks();
+        scheduling.blocks();
         self.enter(1)
     }
 

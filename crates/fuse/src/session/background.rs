@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use fuse_device::{Pace, set_background};
+use fuse_device::{Scheduling, set_background};
 use rustix::process::Pid;
 use rustix::thread::gettid;
 
@@ -237,7 +237,7 @@ impl Answering<'_> {
     }
 }
 
-impl Pace for Answering<'_> {
+impl Scheduling for Answering<'_> {
     fn yields(&self) -> bool {
         self.background.is_on.load(Ordering::Relaxed)
     }

@@ -24,7 +24,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use fuse_device::{Exchange, Pace, Queue};
+use fuse_device::{Exchange, Queue, Scheduling};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
@@ -234,7 +234,7 @@ impl State {
     }
 }
 
-impl Pace for QueueThread<'_> {
+impl Scheduling for QueueThread<'_> {
     fn yields(&self) -> bool {
         false
     }
