@@ -5,16 +5,17 @@
 //! - `join`: coming back after having been away;
 //! - `elect`: election of the next primary;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
-//! - `defer`: work of an idle primary;
+//! - `deferred_requests`: work of an idle primary;
 //! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
 //! - `granted_leases`: leases for what clients keep, and their recall;
-//! - `pace`: changes that wait for members that are refilled;
+//! - `backpressure`: changes that wait for members that are refilled;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
 //! - `view`: state of a primary, for observers.
 
+mod backpressure;
 mod bounds;
-mod defer;
+mod deferred_requests;
 mod elect;
 mod execute;
 mod fetch;
@@ -25,7 +26,6 @@ mod intent;
 mod join;
 mod locks;
 mod owning;
-mod pace;
 mod replay;
 mod requests;
 mod serve;

@@ -249,7 +249,7 @@ impl Member {
                 return;
             };
             let makes_record = parked.operation.makes_record();
-            let is_full = (primary.is_full(window) || primary.is_paced()) && !unbounded;
+            let is_full = (primary.is_full(window) || primary.has_backpressure()) && !unbounded;
             let is_held = primary.is_held(&parked.operation) && !changes_named;
             let waits_for_members = is_short && parked.operation.is_change();
             if waits_for_members || makes_record && (is_full || is_held) {

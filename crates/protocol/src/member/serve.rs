@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::defer::Deferred;
+use super::backpressure::Refill;
+use super::deferred_requests::DeferredRequests;
 use super::grants::Quarantines;
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
 use super::join::METADATA_STEP;
-use super::pace::Refill;
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
@@ -82,7 +82,7 @@ pub(super) struct Primary {
     /// Shipments that the unit's group takes.
     pub group_room: u32,
     /// Requests that wait until nothing else is to be done.
-    pub deferred: Deferred,
+    pub deferred: DeferredRequests,
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
@@ -95,7 +95,7 @@ pub(super) struct Primary {
     /// Files may be left that were removed under a primary before.
     pub has_orphans: bool,
     /// Beyond this position changes wait for members that are refilled.
-    pub paced_below: u64,
+    pub backpressure_above: u64,
     pub is_proposing: bool,
     proposed_at: u64,
     heartbeat_at: u64,
@@ -234,7 +234,7 @@ impl Member {
             held_files: BTreeMap::new(),
             named_here: BTreeMap::new(),
             group_room: 0,
-            deferred: Deferred::default(),
+            deferred: DeferredRequests::default(),
             next_ticket: 0,
             next_session: 0,
             quarantines: Quarantines::default(),
@@ -242,7 +242,7 @@ impl Member {
             owners: Owners::default(),
             begun: 0,
             has_orphans: true,
-            paced_below: u64::MAX,
+            backpressure_above: u64::MAX,
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
@@ -280,7 +280,7 @@ impl Member {
                 (peer.refill, peer.welcomed_at) = (None, None);
             }
         }
-        self.pace(now);
+        self.update_backpressure(now);
         self.confirm(now);
     }
 
@@ -346,7 +346,7 @@ impl Member {
             && fetch != Fetch::Data
         {
             peer.note_fetch(now, offset.saturating_add(length.into()));
-            self.pace(now);
+            self.update_backpressure(now);
             self.serve_parked(now);
         }
         let read = Intent::ReadImage {
@@ -401,7 +401,7 @@ impl Member {
                 (false, _) => tail,
             };
         }
-        self.pace(now);
+        self.update_backpressure(now);
         self.confirm(now);
         self.propose_changes(now);
     }
@@ -461,7 +461,7 @@ impl Member {
         };
         peer.note_welcome(now, from);
         let request = peer.joins_since;
-        self.pace(now);
+        self.update_backpressure(now);
         let image = self.map.image;
         let welcome = Body::Welcome {
             from,
@@ -572,7 +572,7 @@ impl Member {
         self.expire_sessions(now);
         self.give_turns(now);
         self.free_grants(now);
-        self.pace(now);
+        self.update_backpressure(now);
         self.confirm(now);
         self.propose_changes(now);
         self.ship(now);

@@ -2,7 +2,8 @@
 //!
 //! One at a time, each as small as a message, and the next only after a pause. So an ordinary request finds at most one
 //! answer of this kind before its own. While ordinary requests keep coming, one is served each time patience ends: a
-//! refill gets slow, but never stands still. When changes wait for a refill (`pace`), its requests wait for nothing.
+//! refill gets slow, but never stands still. When changes wait for a refill (`backpressure`), its requests wait for
+//! nothing.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use crate::map::NodeId;
 
 /// A waiting request.
 #[derive(Default)]
-pub(super) struct Deferred {
+pub(super) struct DeferredRequests {
     /// In the order in which they came; of each member a bounded number.
     queue: VecDeque<(NodeId, Intent)>,
     served_at: u64,
@@ -23,7 +24,7 @@ pub(super) struct Deferred {
     busy_at: u64,
 }
 
-impl Deferred {
+impl DeferredRequests {
     /// Keeps a member's request, unless it waits already.
     pub fn add(&mut self, from: NodeId, request: Intent) {
         let own = self.queue.iter().filter(|(node, _)| *node == from);
@@ -45,13 +46,13 @@ impl Deferred {
 impl Primary {
     /// When the next one is to be served.
     pub fn next_deferred(&self, options: &Options) -> Option<u64> {
-        let Deferred {
+        let DeferredRequests {
             queue,
             served_at,
             busy_at,
         } = &self.deferred;
         queue.front()?;
-        if self.is_paced() {
+        if self.has_backpressure() {
             return Some(*served_at);
         }
         let patient_until = served_at + options.deferred_patience_ns;
