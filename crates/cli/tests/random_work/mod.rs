@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -54,8 +54,8 @@ struct Unsynced {
     mount: usize,
     file: u64,
     completed: u64,
-    /// An fsync has failed since: no later one is good for it.
-    is_doubtful: bool,
+    /// Calls of fsync that have failed since: no later one is good for it.
+    failed_syncs: usize,
 }
 
 #[derive(Default)]
@@ -74,8 +74,8 @@ struct MountDirectory {
     directory: RwLock<Option<PathBuf>>,
     /// Counts the mounts on it.
     mounts: AtomicU64,
-    /// Operations may fail, since its session may have ended.
-    may_fail: AtomicBool,
+    /// Until when its session may have ended, so that operations that began before may fail. `u64::MAX`: it may end now.
+    may_fail_until: AtomicU64,
 }
 
 /// The work of all threads.
@@ -107,7 +107,7 @@ impl Work {
         let place = || MountDirectory {
             directory: RwLock::new(None),
             mounts: AtomicU64::new(0),
-            may_fail: AtomicBool::new(false),
+            may_fail_until: AtomicU64::new(0),
         };
         Work {
             start: Instant::now(),
@@ -186,9 +186,12 @@ impl Work {
 
     /// The session of a mount may end from now on, or not: its operations may fail.
     pub fn may_fail(&self, mount: usize, may_fail: bool) {
-        self.places[mount]
-            .may_fail
-            .store(may_fail, Ordering::Release);
+        let until = &self.places[mount].may_fail_until;
+        if may_fail {
+            until.store(u64::MAX, Ordering::Release);
+        } else if until.load(Ordering::Acquire) == u64::MAX {
+            until.store(self.now(), Ordering::Release);
+        }
     }
 
     /// A takeover was at one of the moments noted since the last call, and the session of a mount may have ended: then its writes
@@ -223,11 +226,11 @@ impl Work {
             let Some(root) = directory.clone() else {
                 continue;
             };
-            let may_fail = || place.may_fail.load(Ordering::Acquire);
-            let could_fail = may_fail() || self.errors_last;
+            let began = self.now();
             let is_done = self.step(mount, client, &root, &mut random);
             drop(directory);
-            if !is_done && !could_fail && !may_fail() {
+            let may_fail = began <= place.may_fail_until.load(Ordering::Acquire);
+            if !is_done && !may_fail && !self.errors_last {
                 let errors = &mut self.log().errors;
                 errors.push(format!(
                     "client {client}: an operation of mount {mount} failed"
@@ -354,7 +357,7 @@ impl Work {
                 mount,
                 file,
                 completed,
-                is_doubtful: false,
+                failed_syncs: 0,
             });
         }
         written.is_ok()
@@ -380,6 +383,17 @@ impl Work {
             return false;
         };
         let invoked = self.now();
+        // What was written in a session that has ended may be lost: the next fsync says so, however late it is.
+        let may_be_lost = |write: &Unsynced| {
+            let until = self.places[mount].may_fail_until.load(Ordering::Acquire);
+            (write.mount, write.file) == (mount, file) && write.completed <= until
+        };
+        let may_report = {
+            let unsynced = &self.log().unsynced;
+            let mut lost = unsynced.iter().filter(|write| may_be_lost(write));
+            // It is reported to each call that is under way, and to one more.
+            lost.any(|write| write.failed_syncs <= CLIENTS)
+        };
         let is_synced = open.sync_all().is_ok();
         // Another mount does not know of writes that were lost with a session of this one.
         let is_before = |write: &Unsynced| {
@@ -388,13 +402,13 @@ impl Work {
         };
         let unsynced = &mut self.log().unsynced;
         match is_synced {
-            true => unsynced.retain(|write| write.is_doubtful || !is_before(write)),
+            true => unsynced.retain(|write| write.failed_syncs > 0 || !is_before(write)),
             false => {
                 let failed = unsynced.iter_mut().filter(|write| is_before(write));
-                failed.for_each(|write| write.is_doubtful = true);
+                failed.for_each(|write| write.failed_syncs += 1);
             }
         }
-        is_synced
+        is_synced || may_report
     }
 
     fn look_up(&self, client: u32, root: &Path, name: u64) -> bool {
