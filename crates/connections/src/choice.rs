@@ -111,9 +111,9 @@ pub struct Side<'a> {
 
 /// How two processes reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum Connectivity {
     /// By a Unix socket, over which memory can be passed.
-    Memory,
+    UnixSocket,
     /// By a network only, with the reason against a Unix socket.
     Network(String),
 }
@@ -142,10 +142,14 @@ impl fmt::Display for Choice {
 ///
 /// # Errors
 /// One sentence: why there is none.
-pub fn choose(reach: &Reach, one: Side<'_>, other: Side<'_>) -> Result<Choice, String> {
+pub fn choose(
+    connectivity: &Connectivity,
+    one: Side<'_>,
+    other: Side<'_>,
+) -> Result<Choice, String> {
     let mut passed_over = Vec::new();
     for provider in PREFERENCE {
-        match obstacle(provider, reach, one, other) {
+        match obstacle(provider, connectivity, one, other) {
             None => {
                 return Ok(Choice {
                     provider,
@@ -179,7 +183,7 @@ pub fn choose(reach: &Reach, one: Side<'_>, other: Side<'_>) -> Result<Choice, S
 /// Why two processes cannot use a transport.
 pub fn obstacle(
     provider: Provider,
-    reach: &Reach,
+    connectivity: &Connectivity,
     one: Side<'_>,
     other: Side<'_>,
 ) -> Option<String> {
@@ -191,7 +195,7 @@ pub fn obstacle(
             return Some(format!("{} was told to use {only} only", side.node));
         }
     }
-    if let (Provider::Shm, Reach::Network(reason)) = (provider, reach) {
+    if let (Provider::Shm, Connectivity::Network(reason)) = (provider, connectivity) {
         return Some(reason.clone());
     }
     [one, other].into_iter().find_map(|side| {
@@ -216,9 +220,9 @@ mod tests {
         all().without(Verbs, reason)
     }
 
-    fn chosen(reach: &Reach, one: &Offers, other: &Offers) -> String {
+    fn chosen(connectivity: &Connectivity, one: &Offers, other: &Offers) -> String {
         let side = |node, offers| Side { node, offers };
-        match choose(reach, side("a", one), side("b", other)) {
+        match choose(connectivity, side("a", one), side("b", other)) {
             Ok(choice) => choice.to_string(),
             Err(sentence) => format!("ERROR {sentence}"),
         }
@@ -226,8 +230,8 @@ mod tests {
 
     #[test]
     fn the_fastest_that_reaches_is_taken_and_every_faster_one_has_its_reason() {
-        let here = Reach::Memory;
-        let away = Reach::Network(AWAY.into());
+        let here = Connectivity::UnixSocket;
+        let away = Connectivity::Network(AWAY.into());
         let tcp = Offers::new().with(Tcp);
         let table = [
             (&here, all(), all(), "shm"),
@@ -287,8 +291,8 @@ mod tests {
                  set up there)",
             ),
         ];
-        for (reach, one, other, expected) in table {
-            assert_eq!(chosen(reach, &one, &other), expected);
+        for (connectivity, one, other, expected) in table {
+            assert_eq!(chosen(connectivity, &one, &other), expected);
         }
         let offers = all().with(Simulated);
         let side = Side {

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use connections::choice::{Reach, Side, choose};
+use connections::choice::{Connectivity, Side, choose};
 use connections::transports::{Transports, Wanted};
 use fabric::verbs::VerbsOptions;
 use fabric::{Error, Options, Provider};
@@ -55,8 +55,8 @@ fn a_process_offers_what_it_has_and_says_why_it_lacks_the_rest() {
         node,
         offers: &offers,
     });
-    let reach = Reach::Network("b is on another host".into());
-    let choice = choose(&reach, one, other).unwrap().to_string();
+    let connectivity = Connectivity::Network("b is on another host".into());
+    let choice = choose(&connectivity, one, other).unwrap().to_string();
     assert_eq!(
         choice,
         format!(

@@ -385,11 +385,11 @@ fn a_wrong_key_opens_no_memory_and_ends_the_link() {
             session: 1,
             ..Envelope::default()
         };
-        let reach = Body::Reach {
+        let export = Body::Export {
             key: 1,
             writes: true,
         };
-        for body in [Body::Hello { map_version: 0 }, reach] {
+        for body in [Body::Hello { map_version: 0 }, export] {
             let bytes = Message { envelope, body }.encode(false);
             messenger.send(link, &bytes.into()).unwrap();
         }

@@ -54,7 +54,7 @@ pub const HEADER: usize = 48;
 /// Kinds of the messages that are not about a unit.
 const HELLO: u8 = 64;
 const MAP: u8 = 65;
-const REACH: u8 = 66;
+const EXPORT: u8 = 66;
 /// Beside the acknowledgement of a request: the client wants a lease.
 const WANTS_LEASE: u8 = 128;
 /// Longest body.
@@ -343,7 +343,7 @@ pub enum Body {
         map: Box<ClusterMap>,
     },
     /// A client asks a member to export its memory over this connection. The envelope names the session.
-    Reach {
+    Export {
         /// The member's key for the session.
         key: u64,
         /// Whether it wants to write, too.
@@ -379,7 +379,7 @@ impl Body {
             | Body::KeepAlive
             | Body::OpenKeys
             | Body::Hello { .. }
-            | Body::Reach { .. }
+            | Body::Export { .. }
             | Body::Request { .. }
             | Body::Recall { .. }
             | Body::Renew { .. }
@@ -451,7 +451,7 @@ impl Body {
             Body::Renewed { .. } => renewal::RENEWED,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
-            Body::Reach { .. } => REACH,
+            Body::Export { .. } => EXPORT,
         }
     }
 
@@ -599,7 +599,7 @@ impl Body {
             Body::LockTurn { wait } => to.u64(*wait),
             Body::Hello { map_version } => to.u64(*map_version),
             Body::Map { map } => to.bytes.extend(map.encode()),
-            Body::Reach { key, writes } => {
+            Body::Export { key, writes } => {
                 to.u64(*key);
                 to.u8((*writes).into());
             }
@@ -735,7 +735,7 @@ impl Body {
                     .collect();
                 Body::Holds { holds: holds? }
             }
-            REACH => Body::Reach {
+            EXPORT => Body::Export {
                 key: from.u64()?,
                 writes: from.flag()?,
             },
@@ -758,10 +758,10 @@ fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
     }
 }
 
-/// Whether this is a message about the cluster or the connection, [`Body::Hello`], [`Body::Map`] or [`Body::Reach`]: it
+/// Whether this is a message about the cluster or the connection, [`Body::Hello`], [`Body::Map`] or [`Body::Export`]: it
 /// counts in every epoch.
 pub fn is_of_cluster(bytes: &[u8]) -> bool {
-    matches!(bytes.get(3), Some(&(HELLO | MAP | REACH)))
+    matches!(bytes.get(3), Some(&(HELLO | MAP | EXPORT)))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use protocol::{Client, ClusterMap, Defects, NodeId};
 use super::call::{Call, Terms};
 use super::inside::Entry;
 use super::links::{Dialed, Links};
-use super::member_memory::Reach;
+use super::member_memory::MemberMemories;
 use super::{Error, Options};
 use crate::leases::{Kept, Listener, Renewable};
 use crate::{HoldsSource, TurnListener};
@@ -42,7 +42,7 @@ pub struct Connection {
     client: Client,
     map: ClusterMap,
     links: Links,
-    reach: Reach,
+    memories: MemberMemories,
     calls: HashMap<u64, Arc<Call>>,
     /// When the primary has sent something, or nothing was asked of it.
     heard_at: Instant,
@@ -98,7 +98,7 @@ impl Connection {
             client: Client::new(node, map.options(), defects.clone(), 0),
             defects,
             links: Links::new(options.addresses.clone(), now),
-            reach: Reach::new(options.io, !options.is_read_only),
+            memories: MemberMemories::new(options.io, !options.is_read_only),
             map,
             calls: HashMap::new(),
             heard_at: now,
@@ -270,13 +270,13 @@ impl Connection {
     /// Takes the results of transfers that have ended already, as those over shared memory do when they are begun; whether
     /// there were some. So a read is answered without a wait.
     fn take_transferred(&mut self) -> bool {
-        let before = self.reach.transfers();
+        let before = self.memories.transfers();
         if before > 0 {
             let mut events = std::mem::take(&mut self.events);
             self.messenger.poll(&mut events);
             self.handle_events(events);
         }
-        self.reach.transfers() < before
+        self.memories.transfers() < before
     }
 
     /// Gives a node in this process what there is for it; whether it had messages.
@@ -289,7 +289,7 @@ impl Connection {
     fn drive(&mut self) -> bool {
         let primary = self.primary();
         // Transfers end at this client's own links.
-        let waits = !self.calls.is_empty() && self.reach.transfers() == 0;
+        let waits = !self.calls.is_empty() && self.memories.transfers() == 0;
         let entry = self.entry.as_mut();
         let entry = entry.filter(|entry| waits && entry.node() == primary);
         let replies = entry.map(Entry::drive);
@@ -307,7 +307,7 @@ impl Connection {
     fn transmit(&mut self) {
         while let Some(transfer) = self.client.poll_transfer() {
             let now = self.now();
-            self.reach
+            self.memories
                 .start(now, transfer, &mut self.messenger, &mut self.client);
         }
         while let Some(outgoing) = self.client.poll_outgoing() {
@@ -396,14 +396,14 @@ impl Connection {
     fn lost(&mut self, link: LinkId) {
         self.links.lost(link, Instant::now());
         let now = self.now();
-        self.reach.lost(now, link, &mut self.client);
+        self.memories.lost(now, link, &mut self.client);
     }
 
     /// Releases memory that must not be accessed any more, and adapts to the transport to the primary.
     fn let_go(&mut self) {
         let members = self.map.units.first().map(|unit| &unit.map.members);
         let members = members.map_or(&[][..], |members| members);
-        for link in self.reach.useless(&self.client, members) {
+        for link in self.memories.useless(&self.client, members) {
             self.close(link);
         }
     }
@@ -414,7 +414,7 @@ impl Connection {
         let provider = link.and_then(|link| self.messenger.provider(link));
         // A primary in this process is called: nothing is faster.
         let is_inside = self.entry.as_ref().is_some_and(|it| it.node() == primary);
-        let mode = self.reach.mode(provider.filter(|_| !is_inside));
+        let mode = self.memories.mode(provider.filter(|_| !is_inside));
         self.client.set_mode(mode);
     }
 
@@ -568,10 +568,10 @@ impl Connection {
                 }
             }
             Event::Lost { link, .. } => self.lost(link),
-            Event::Exported { link, name } => self.reach.exported(link, name, &mut self.client),
+            Event::Exported { link, name } => self.memories.exported(link, name, &mut self.client),
             Event::Transferred { id, outcome, .. } => {
                 let now = self.now();
-                self.reach.ended(now, id, outcome, &mut self.client);
+                self.memories.ended(now, id, outcome, &mut self.client);
             }
             // A client does not listen, and is in no group.
             Event::Accepted(_) | Event::Told { .. } | Event::Group { .. } => {}
@@ -582,7 +582,7 @@ impl Connection {
     fn linked(&mut self, link: LinkId) {
         self.choose_mode();
         if let Some(node) = self.links.node(link)
-            && let Some(body) = self.reach.linked(node, link)
+            && let Some(body) = self.memories.linked(node, link)
         {
             self.ask_to_export(link, body);
         }
@@ -612,7 +612,7 @@ impl Connection {
         if let Body::Key { member, key } = message.body {
             if self.client.session() == Some(message.envelope.session)
                 && let Some((link, body)) =
-                    self.reach
+                    self.memories
                         .take_key((member, key), &self.links, &mut self.client)
             {
                 self.ask_to_export(link, body);

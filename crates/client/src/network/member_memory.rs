@@ -31,7 +31,7 @@ struct Known {
 }
 
 /// The members' memories, as a client reaches them.
-pub struct Reach {
+pub struct MemberMemories {
     io: Io,
     /// Whether it writes one-sided.
     writes: bool,
@@ -42,9 +42,9 @@ pub struct Reach {
     in_flight: BTreeMap<u64, (LinkId, bool)>,
 }
 
-impl Reach {
-    pub fn new(io: Io, writes: bool) -> Reach {
-        Reach {
+impl MemberMemories {
+    pub fn new(io: Io, writes: bool) -> MemberMemories {
+        MemberMemories {
             io,
             writes: writes && io == Io::Client,
             session: None,
@@ -100,7 +100,7 @@ impl Reach {
         self.known.insert(member, known);
         client.forget_key(member);
         let writes = self.writes;
-        Some((asked, Body::Reach { key, writes }))
+        Some((asked, Body::Export { key, writes }))
     }
 
     /// There is a link to a member. Returns what to send over it.
@@ -108,7 +108,7 @@ impl Reach {
         let known = self.known.get_mut(&member)?;
         known.asked = link;
         known.is_exported = false;
-        Some(Body::Reach {
+        Some(Body::Export {
             key: known.key,
             writes: self.writes,
         })
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_client_that_chooses_itself_reads_one_sided_where_the_target_is_passive() {
-        let mode = |io, writes, provider| Reach::new(io, writes).mode(provider);
+        let mode = |io, writes, provider| MemberMemories::new(io, writes).mode(provider);
         let active = |write, read| Mode::ClientActive { write, read };
         for provider in [None, Some(Provider::Shm), Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Server, true, provider), Mode::ServerActive);

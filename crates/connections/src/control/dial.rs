@@ -16,7 +16,7 @@ use super::listener::{out_of_turn, refuse, unknown_process};
 use super::message::{Hello, Hidden, Message};
 use super::process::{self, Process};
 use super::{Address, Error, Local, PeerIdentity, PeerSession, queue_of};
-use crate::choice::{Choice, Reach, Side, choose, obstacle};
+use crate::choice::{Choice, Connectivity, Side, choose, obstacle};
 use fabric::time::deadline;
 use fabric::{EndpointId, Parameters, Peer, Provider, Queue, Role};
 
@@ -86,7 +86,7 @@ impl Reached {
     /// [`Error`].
     pub fn new(address: &Address, node: Option<&str>, local: &Local) -> Result<Reached, Error> {
         let mut dialed = Dialed::reach(address, node, local)?;
-        let reach = dialed.come_nearer(local);
+        let connectivity = dialed.come_nearer(local);
         let own = Message::Hello(local.hello(Vec::new()));
         dialed.send(&own, Vec::new())?;
         let offers = local
@@ -100,7 +100,7 @@ impl Reached {
             node: &dialed.hello.node,
             offers: &dialed.hello.offers,
         };
-        match choose(&reach, own, theirs).map_err(|reason| Error::Choice { reason }) {
+        match choose(&connectivity, own, theirs).map_err(|reason| Error::Choice { reason }) {
             Ok(choice) => Ok(Reached { dialed, choice }),
             Err(error) => Err(dialed.refuse(error)),
         }
@@ -258,26 +258,26 @@ impl Dialed {
     }
 
     /// Connects by a Unix socket instead, if that reaches the same process and is of use.
-    fn come_nearer(&mut self, local: &Local) -> Reach {
+    fn come_nearer(&mut self, local: &Local) -> Connectivity {
         if self.peer.process.is_some() {
-            return Reach::Memory;
+            return Connectivity::UnixSocket;
         }
         let node = &self.hello.node;
         let own = process::boot();
         if own == [0; 16] || own != self.hello.boot {
-            return Reach::Network(format!("{node} is on another host"));
+            return Connectivity::Network(format!("{node} is on another host"));
         }
         if self.hello.socket.is_empty() {
             let sentence = "is on this host and has no Unix socket; let it listen at one, too";
-            return Reach::Network(format!("{node} {sentence}"));
+            return Connectivity::Network(format!("{node} {sentence}"));
         }
         let [one, other] = [
             (&local.identity.node, &local.offers),
             (node, &self.hello.offers),
         ]
         .map(|(node, offers)| Side { node, offers });
-        if let Some(reason) = obstacle(Provider::Shm, &Reach::Memory, one, other) {
-            return Reach::Network(reason);
+        if let Some(reason) = obstacle(Provider::Shm, &Connectivity::UnixSocket, one, other) {
+            return Connectivity::Network(reason);
         }
         let path = PathBuf::from(std::ffi::OsStr::from_bytes(&self.hello.socket));
         let reason = match Dialed::reach(&Address::Unix(path.clone()), Some(node), local) {
@@ -286,12 +286,12 @@ impl Dialed {
                 let _ = self.channel.send(&Message::Goodbye, Vec::new());
                 self.channel.end();
                 *self = nearer;
-                return Reach::Memory;
+                return Connectivity::UnixSocket;
             }
             Ok(_) => format!("another process listens at {}", path.display()),
             Err(error) => error.to_string(),
         };
-        Reach::Network(format!("{node} is on this host, but {reason}"))
+        Connectivity::Network(format!("{node} is on this host, but {reason}"))
     }
 
     fn exchange(&mut self, choice: &Choice, own: Parameters) -> Result<Parameters, Error> {

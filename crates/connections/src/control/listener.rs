@@ -17,7 +17,7 @@ use super::dial::connect_unix;
 use super::message::{Hello, Hidden, Malformed, Message};
 use super::process::{self, Process};
 use super::{Address, Error, Local, PeerIdentity, PeerSession, queue_of};
-use crate::choice::{Choice, Reach, Side, obstacle};
+use crate::choice::{Choice, Connectivity, Side, obstacle};
 use fabric::out_of_descriptors;
 use fabric::time::deadline;
 use fabric::{Parameters, Peer, Queue, Role};
@@ -493,9 +493,9 @@ impl Pending {
 
     /// Whether the dialer may choose this: it knows both offers.
     fn check(&self, hello: &Hello, choice: &Choice, local: &Local) -> Result<(), Error> {
-        let reach = match self.process {
-            Some(_) => Reach::Memory,
-            None => Reach::Network("it is connected over a network".into()),
+        let connectivity = match self.process {
+            Some(_) => Connectivity::UnixSocket,
+            None => Connectivity::Network("it is connected over a network".into()),
         };
         let own = Side {
             node: &local.identity.node,
@@ -505,7 +505,7 @@ impl Pending {
             node: &hello.node,
             offers: &hello.offers,
         };
-        match obstacle(choice.provider, &reach, own, theirs) {
+        match obstacle(choice.provider, &connectivity, own, theirs) {
             None => Ok(()),
             Some(reason) => Err(Error::Choice {
                 reason: format!("{} chose {}, but {reason}", self.who, choice.provider),

@@ -272,7 +272,7 @@ fn bodies() -> Vec<Body> {
         Body::KeyOpened { .. } => [Body::KeyOpened { session: 4, key: u64::MAX }],
         Body::CloseKey { .. } => [Body::CloseKey { session: 5 }],
         Body::KeyClosed { .. } => [Body::KeyClosed { session: u64::MAX }],
-        Body::Reach { .. } => [Body::Reach { key: u64::MAX, writes: true }],
+        Body::Export { .. } => [Body::Export { key: u64::MAX, writes: true }],
         Body::Hello { .. } => [Body::Hello { map_version: LARGE }],
         Body::Map { .. } => [Body::Map { map: Box::new(cluster_map()) }],
     });

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   primary ── OpenKey ──► key of the session ── KeyOpened, Key ──► client
-//!   client ── Reach with the key ──► export of the image over that link, read-only unless it wants to write
+//!   client ── Export with the key ──► export of the image over that link, read-only unless it wants to write
 //! ```
 //! So memory is exported only over an authenticated link to a client that the primary has given the key to. A session
 //! has one link at a time: the link of an earlier export is closed before the next one, so that no access arrives after
@@ -51,7 +51,7 @@ struct Ending {
 }
 
 /// Keys of sessions to the memory of this node.
-pub struct Reach {
+pub struct Exports {
     region: Region,
     keys: BTreeMap<u64, Key>,
     ending: BTreeMap<u64, Ending>,
@@ -59,7 +59,7 @@ pub struct Reach {
 
 /// Why memory is not exported.
 #[derive(Debug, thiserror::Error)]
-pub enum NotReached {
+pub enum ExportError {
     /// The client does not have the key.
     #[error("its key to the memory of this node is wrong")]
     Key,
@@ -71,9 +71,9 @@ pub enum NotReached {
     Link(String),
 }
 
-impl Reach {
-    pub fn new(region: Region) -> Reach {
-        Reach {
+impl Exports {
+    pub fn new(region: Region) -> Exports {
+        Exports {
             region,
             keys: BTreeMap::new(),
             ending: BTreeMap::new(),
@@ -81,7 +81,7 @@ impl Reach {
     }
 
     /// Links over which memory is exported.
-    pub fn exports(&self) -> usize {
+    pub fn count(&self) -> usize {
         let exports = self.keys.values().filter(|key| key.export.is_some());
         exports.count()
     }
@@ -93,9 +93,9 @@ impl Reach {
         link: LinkId,
         image: Range<u64>,
         (session, key, writes): (u64, u64, bool),
-    ) -> Result<(), NotReached> {
+    ) -> Result<(), ExportError> {
         let known = self.keys.get_mut(&session).filter(|known| known.key == key);
-        let known = known.ok_or(NotReached::Key)?;
+        let known = known.ok_or(ExportError::Key)?;
         let is_same = |it: &Export| it.link == link && it.writes == writes;
         if image.is_empty() || known.export.as_ref().is_some_and(is_same) {
             return Ok(());
@@ -112,11 +112,11 @@ impl Reach {
             false => Access::READ,
         };
         let registration = messenger.register(link, (&self.region, image), rights, session)?;
-        let ended = || NotReached::Link("the link has ended".into());
+        let ended = || ExportError::Link("the link has ended".into());
         let provider = messenger.provider(link).ok_or_else(ended)?;
         let exported = messenger.export(link, key, &registration);
         let exported = exported.ok_or_else(ended)?;
-        exported.map_err(|error| NotReached::Link(error.to_string()))?;
+        exported.map_err(|error| ExportError::Link(error.to_string()))?;
         if let Some(known) = self.keys.get_mut(&session) {
             known.export = Some(Export {
                 link,
@@ -142,12 +142,12 @@ impl Reach {
 
     /// The node has left the unit: its memory is not the unit's any more.
     pub fn close_all(&mut self, messenger: &mut Messenger, peers: &mut Peers) {
-        self.close_exports(messenger, peers);
+        self.end_all(messenger, peers);
         self.keys.clear();
     }
 
     /// The image is longer than what clients have: they connect again, and have the new one exported.
-    pub fn close_exports(&mut self, messenger: &mut Messenger, peers: &mut Peers) {
+    pub fn end_all(&mut self, messenger: &mut Messenger, peers: &mut Peers) {
         let taken = |(session, key): (&u64, &mut Key)| Some((*session, key.export.take()?));
         let exports: Vec<_> = self.keys.iter_mut().filter_map(taken).collect();
         for (session, export) in exports {
@@ -205,7 +205,7 @@ impl Reach {
 
 /// The host of the member: it opens and closes keys.
 pub struct Port<'a> {
-    pub reach: &'a mut Reach,
+    pub exports: &'a mut Exports,
     pub load: &'a mut Load,
     pub messenger: &'a mut Messenger,
     pub peers: &'a mut Peers,
@@ -229,11 +229,11 @@ impl Host for Port<'_> {
     fn access(&mut self, intent: &Intent) -> ControlFlow<Option<Completion>> {
         match *intent {
             Intent::OpenKey { session } => {
-                let key = self.reach.open(session);
+                let key = self.exports.open(session);
                 ControlFlow::Break(Some(Completion::KeyOpened { session, key }))
             }
             Intent::CloseKey { session } => {
-                let is_closed = self.reach.close(session, self.messenger, self.peers);
+                let is_closed = self.exports.close(session, self.messenger, self.peers);
                 ControlFlow::Break(is_closed.then_some(Completion::KeyClosed { session }))
             }
             Intent::Execute { ref operation, .. } => {

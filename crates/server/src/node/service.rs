@@ -11,7 +11,7 @@ use protocol::member::Completion;
 use protocol::wire::{Body, Bytes, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
 use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
-use super::exports::{NotReached, Port, Reach};
+use super::exports::{ExportError, Exports, Port};
 use super::group::{Around, Groups};
 use super::growth::Growing;
 use super::inside::{Outbox, Shared};
@@ -39,7 +39,7 @@ pub struct Service {
     messenger: Messenger,
     peers: Peers,
     absence: AbsentMembers,
-    reach: Reach,
+    exports: Exports,
     groups: Groups,
     epochs: EpochRule,
     tasks: Sender<Task>,
@@ -76,7 +76,7 @@ impl Service {
             pool: config.pool.display().to_string(),
             // The watcher delivers it again: then it is new to the member, too.
             map: ClusterMap { version: 0, ..map },
-            reach: Reach::new(core.pool().region().clone()),
+            exports: Exports::new(core.pool().region().clone()),
             groups: Groups::new(id, config.group),
             core,
             handle: messenger.handle(),
@@ -280,7 +280,7 @@ impl Service {
 
     fn step(&mut self, now: u64, input: impl FnOnce(&mut Member, u64)) -> Result<(), NodeError> {
         let mut port = Port {
-            reach: &mut self.reach,
+            exports: &mut self.exports,
             load: &mut self.load,
             messenger: &mut self.messenger,
             peers: &mut self.peers,
@@ -391,7 +391,7 @@ impl Service {
         ));
         self.messenger.close(link);
         self.peers.remove(link);
-        self.reach.lost(link, &self.messenger);
+        self.exports.lost(link, &self.messenger);
     }
 
     fn take_event(&mut self, event: Event) -> Result<(), NodeError> {
@@ -420,7 +420,7 @@ impl Service {
             // A node reaches into no memory.
             Event::Accepted(Ok(_)) | Event::Exported { .. } | Event::Transferred { .. } => {}
             Event::Lost { link, reason } => {
-                self.reach.lost(link, &self.messenger);
+                self.exports.lost(link, &self.messenger);
                 if let Some(node) = self.peers.remove(link).filter(|node| *node < FIRST_CLIENT) {
                     let name = self.map.node(node).map_or("?", |node| node.name.as_str());
                     (self.log)(format_args!("{}: lost {name}: {reason}", self.name));
@@ -507,7 +507,7 @@ impl Service {
                 map_version
             }
             Body::Map { map } => map.version,
-            Body::Reach { key, writes } => {
+            Body::Export { key, writes } => {
                 let session = message.envelope.session;
                 return self.export(link, from, (session, key, writes));
             }
@@ -524,14 +524,16 @@ impl Service {
             true => {
                 let image = self.core.pool().image();
                 let parts = (&mut self.messenger, &mut self.peers);
-                self.reach.export(parts, link, image, what)
+                self.exports.export(parts, link, image, what)
             }
-            false => Err(NotReached::Key),
+            false => Err(ExportError::Key),
         };
         match exported {
             Ok(()) => {}
             // The client's data goes in messages.
-            Err(NotReached::Transport(error)) => (self.log)(format_args!("{}: {error}", self.name)),
+            Err(ExportError::Transport(error)) => {
+                (self.log)(format_args!("{}: {error}", self.name))
+            }
             Err(error) => self.drop_link(link, format_args!("{error}")),
         }
     }
@@ -585,14 +587,13 @@ impl Service {
             ));
         }
         if !unit.members.contains(&self.id) {
-            self.reach.close_all(&mut self.messenger, &mut self.peers);
+            self.exports.close_all(&mut self.messenger, &mut self.peers);
         }
         let image = self.core.pool().image();
         self.growing.take_map(&self.map, image.start);
         self.step(now, |member, now| member.handle_map(now, unit))?;
         if self.core.pool().image() != image {
-            self.reach
-                .close_exports(&mut self.messenger, &mut self.peers);
+            self.exports.end_all(&mut self.messenger, &mut self.peers);
         }
         // Clients have no membership: they learn it from here.
         for link in self.peers.clients() {
@@ -634,7 +635,7 @@ impl Service {
             pool: self.core.pool().length(),
             space: self.core.pool().statistics().map(|it| space(&it)),
             group: self.groups.status(),
-            exports: self.reach.exports(),
+            exports: self.exports.count(),
             placed,
             fetched,
             memory: region.kind().to_string(),

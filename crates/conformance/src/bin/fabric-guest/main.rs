@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::suite::{self, Setup};
-use connections::choice::{Reach, Side, choose};
+use connections::choice::{Connectivity, Side, choose};
 use connections::transports::{Transports, Wanted};
 use fabric::verbs::{Verbs, VerbsOptions};
 use fabric::{Access, Device, Provider, Transport};
@@ -141,7 +141,7 @@ fn refuses(beginning: &str) {
         node: "a",
         offers: transports.offers(),
     };
-    let away = Reach::Network("it is away".into());
+    let away = Connectivity::Network("it is away".into());
     let choice = choose(&away, side, side).unwrap().to_string();
     let text = format!("tcp (not shm: it is away; not verbs: a: {beginning}");
     assert!(choice.starts_with(&text), "{choice}");
