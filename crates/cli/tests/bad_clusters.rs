@@ -15,21 +15,21 @@ use serde_json::Value;
 use nodes::{Cluster, examine, is_whole, mounted};
 
 /// One node that listens on a network, with keys.
-struct Node {
+struct KeyedNode {
     child: Child,
     port: u16,
     scratch: Scratch,
 }
 
-impl Node {
-    fn start() -> Node {
+impl KeyedNode {
+    fn start() -> KeyedNode {
         let scratch = Scratch::new();
         common::tako(&["keys", "init", &scratch.path("keys"), "n1"]).ended(0);
         for node in ["n2", "client"] {
             common::tako(&["keys", "issue", &scratch.path("keys"), node]).ended(0);
         }
         let (child, port) = serve(&scratch);
-        Node {
+        KeyedNode {
             port,
             child,
             scratch,
@@ -82,7 +82,7 @@ fn serve(scratch: &Scratch) -> (Child, u16) {
     (child, port)
 }
 
-impl Drop for Node {
+impl Drop for KeyedNode {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -105,7 +105,7 @@ fn configure(scratch: &Scratch, name: &str, port: u16, keys: &str) -> String {
 
 #[test]
 fn clients_with_wrong_keys_or_names_and_nodes_with_a_port_in_use_are_refused() {
-    let node = Node::start();
+    let node = KeyedNode::start();
     let source = format!("tako://127.0.0.1:{}", node.port);
     let file = node.scratch.path("file");
     std::fs::write(&file, "contents").expect("written");
@@ -142,7 +142,7 @@ fn clients_with_wrong_keys_or_names_and_nodes_with_a_port_in_use_are_refused() {
 
 #[test]
 fn nodes_that_disagree_or_have_one_name_are_refused() {
-    let mut node = Node::start();
+    let mut node = KeyedNode::start();
     let source = format!("tako://127.0.0.1:{}/bad", node.port);
     let file = node.scratch.path("file");
     std::fs::write(&file, "contents").expect("written");

@@ -143,7 +143,7 @@ fn targets(pool: &PoolBytes, expected: &Salvage) -> Vec<Target> {
             add("extent::Extent", at + 128, &[number.into()]);
         }
     }
-    let node = start(PoolPart::Node, 0).unwrap();
+    let node = start(PoolPart::TreeNode, 0).unwrap();
     add("extent::NodeHeader", node, &[word(node + 8)]);
     add("extent::Extent", node + 64 + 32, &[word(node + 8)]);
     let xattrs = start(PoolPart::Xattrs, 0).unwrap();
@@ -476,7 +476,7 @@ fn an_interrupted_repair_is_run_again() {
     let at = |place, index| pool.locate(place, index).unwrap().0;
     let noise = |bytes: &mut Vec<u8>, at: usize| bytes[at..at + 64].fill(0xa5);
     let places = [
-        at(PoolPart::Node, 0) + 128,
+        at(PoolPart::TreeNode, 0) + 128,
         at(PoolPart::Leaf, 0) + 128,
         at(PoolPart::Leaf, 2) + 128,
         at(PoolPart::Inode, 1),

@@ -26,7 +26,7 @@ struct Cluster {
     /// `None` if the primary is on another host, which shows a link to it and no more.
     serving: Option<bool>,
     unit: Unit,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeReport>,
 }
 
 #[derive(Serialize)]
@@ -54,7 +54,7 @@ struct Survives {
 }
 
 #[derive(Serialize)]
-struct Node {
+struct NodeReport {
     name: String,
     id: NodeId,
     pid: Option<u32>,
@@ -148,7 +148,7 @@ fn describe(
             }
             _ => Role::of(unit, *id).name(),
         };
-        Some(Node {
+        Some(NodeReport {
             name: node.name.clone(),
             id: node.id,
             pid: status.map(|status| status.pid),

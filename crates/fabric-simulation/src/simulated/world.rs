@@ -107,7 +107,7 @@ pub struct Side {
     ended: bool,
 }
 
-struct Node {
+struct SimulatedNode {
     table: Arc<Table>,
     alive: bool,
 }
@@ -128,7 +128,7 @@ pub struct World {
     now: u64,
     order: u64,
     happenings: BTreeMap<(u64, u64), Happening>,
-    nodes: Vec<Node>,
+    nodes: Vec<SimulatedNode>,
     queues: Vec<QueueState>,
     sides: BTreeMap<SideId, Side>,
 }
@@ -152,7 +152,7 @@ impl World {
     }
 
     pub fn add_node(&mut self, table: Arc<Table>) -> usize {
-        self.nodes.push(Node { table, alive: true });
+        self.nodes.push(SimulatedNode { table, alive: true });
         self.nodes.len() - 1
     }
 

@@ -52,7 +52,7 @@ fn pattern(seed: u64) -> Vec<u8> {
 }
 
 /// A node, and the peers that it has sessions with.
-struct Node {
+struct Guest {
     transports: Transports,
     local: Local,
     memory: Registration,
@@ -70,8 +70,8 @@ impl Joined {
     }
 }
 
-impl Node {
-    fn new(name: &str) -> Node {
+impl Guest {
+    fn new(name: &str) -> Guest {
         let wanted = Wanted {
             queues: Options {
                 spin_max: Duration::ZERO,
@@ -91,7 +91,7 @@ impl Node {
                 ..control::Options::default()
             },
         };
-        let mut node = Node {
+        let mut node = Guest {
             transports,
             local,
             memory,
@@ -197,7 +197,7 @@ impl Node {
 }
 
 fn lead(cases: &mut Cases, name: &str) {
-    let mut node = Node::new(name);
+    let mut node = Guest::new(name);
     let mut listener = Listener::bind(&[leader()], node.local.clone()).unwrap();
     let mut peers = [
         meet(&mut node, &mut listener),
@@ -242,7 +242,7 @@ fn is_expected(choice: &Choice, other: &str) {
     assert_eq!(choice.to_string(), text);
 }
 
-fn meet(node: &mut Node, listener: &mut Listener) -> Joined {
+fn meet(node: &mut Guest, listener: &mut Listener) -> Joined {
     let caller = listener.accept(LONG).unwrap().expect("a caller");
     let session = caller.establish(&mut node.transports.queues()).unwrap();
     is_expected(session.choice(), NAMES[0]);
@@ -251,7 +251,7 @@ fn meet(node: &mut Node, listener: &mut Listener) -> Joined {
 }
 
 /// Written data is there, and is read back; words change correctly.
-fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
+fn one_sided(node: &mut Guest, peer: &Joined, seed: u64) {
     let memory = node.memory.clone();
     memory.region().write(AT, &pattern(seed));
     let from = [memory.piece(AT, DATA)];
@@ -283,7 +283,7 @@ fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
 }
 
 /// More than there are credits.
-fn messages(node: &mut Node, peer: &Joined) {
+fn messages(node: &mut Guest, peer: &Joined) {
     for round in 0..50_u32 {
         let bytes = format!("echo {round}");
         node.say(peer, bytes.as_bytes());
@@ -292,7 +292,7 @@ fn messages(node: &mut Node, peer: &Joined) {
 }
 
 /// One send reaches both. Datagrams can be lost: then it is sent again.
-fn group(node: &mut Node, peers: &[Joined; 2]) {
+fn group(node: &mut Guest, peers: &[Joined; 2]) {
     let start = Instant::now();
     let mut heard = [false; 2];
     while heard != [true; 2] {
@@ -332,7 +332,7 @@ fn said(event: Event, peers: &[Joined; 2], what: &[u8]) -> Option<usize> {
 }
 
 /// Connects to the leader, which may not be there yet, or not yet again.
-fn join(node: &mut Node) -> Joined {
+fn join(node: &mut Guest) -> Joined {
     let start = Instant::now();
     loop {
         let local = node.local.clone();
@@ -353,7 +353,7 @@ fn join(node: &mut Node) -> Joined {
 }
 
 fn serve(name: &str) {
-    let mut node = Node::new(name);
+    let mut node = Guest::new(name);
     let mut leader = join(&mut node);
     loop {
         let message = match node.next() {

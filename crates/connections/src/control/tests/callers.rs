@@ -105,8 +105,8 @@ pub fn serve(listener: &mut Listener) {
 pub fn somebody_gets_through(
     listener: &mut Listener,
     address: &Address,
-    node: &Node,
-    dialer: &Node,
+    node: &TestProcess,
+    dialer: &TestProcess,
 ) {
     thread::scope(|scope| {
         let dialed = scope.spawn(|| {
@@ -124,7 +124,10 @@ pub fn somebody_gets_through(
 #[test]
 fn misplaced_and_invalid_messages_are_refused() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let hello = || Message::Hello(a.local.hello(Vec::new()));
     let mut listener = b.listen(&[scratch.socket()]);
     let mut doubled = hello().encode(0);
@@ -190,7 +193,10 @@ fn misplaced_and_invalid_messages_are_refused() {
 #[test]
 fn peers_with_nothing_in_common_are_refused() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let mut listener = b.listen(&[scratch.socket()]);
     let hello = a.local.hello(Vec::new());
     let mut later = hello.clone();
@@ -221,7 +227,7 @@ fn peers_with_nothing_in_common_are_refused() {
 #[test]
 fn more_descriptors_than_any_message_has_are_refused() {
     let scratch = Scratch::new();
-    let b = Node::on_this_host("b");
+    let b = TestProcess::on_this_host("b");
     let mut listener = b.listen(&[scratch.socket()]);
     let head = offer().encode(16);
     for (parts, each) in [(1, 17), (2, 9)] {
@@ -254,7 +260,10 @@ fn send_descriptors(channel: &Channel, bytes: &[u8], descriptors: &[OwnedFd]) {
 #[test]
 fn a_leaving_caller_leaves_nothing() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let mut listener = b.listen(&[scratch.socket()]);
     let script = [Message::Hello(a.local.hello(Vec::new())), shm()];
     for said in 0..=script.len() {
@@ -348,8 +357,8 @@ fn breaches() -> Vec<(&'static str, Script<'static>)> {
 #[test]
 fn a_session_ends_with_what_breaks_its_rules() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a");
-    let b = Node::on_this_host("b").patient_for(SHORT);
+    let a = TestProcess::on_this_host("a");
+    let b = TestProcess::on_this_host("b").patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket()]);
     for (expected, script) in breaches() {
         let mut raw = Raw::new(&scratch.socket());
@@ -375,7 +384,10 @@ fn a_session_ends_with_what_breaks_its_rules() {
 #[test]
 fn a_session_takes_so_much_memory_and_no_more() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let mut listener = b.listen(&[scratch.socket()]);
     let tcp = Choice {
         provider: Provider::Tcp,
@@ -412,8 +424,8 @@ fn a_session_takes_so_much_memory_and_no_more() {
 #[test]
 fn listeners_that_lie_are_left() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a").patient_for(SHORT);
-    let b = Node::on_this_host("b");
+    let a = TestProcess::on_this_host("a").patient_for(SHORT);
+    let b = TestProcess::on_this_host("b");
     let hello = || Message::Hello(b.local.hello(Vec::new()));
     let socket = UnixListener::bind(scratch.path("socket")).unwrap();
     let mut later = b.local.hello(Vec::new());
@@ -484,7 +496,7 @@ fn thousands_who_say_nothing_hold_up_nobody() {
     };
     setrlimit(Resource::Nofile, raised).unwrap();
     let scratch = Scratch::new();
-    let [a, b] = scratch.keys("keys").map(Node::new);
+    let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let b = b.patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket(), loopback()]);
     let Address::Tcp(tcp) = listener.addresses()[1].clone() else {
@@ -525,8 +537,8 @@ fn thousands_who_say_nothing_hold_up_nobody() {
 #[test]
 fn bytes_that_trickle_take_no_longer_than_a_step() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a");
-    let b = Node::on_this_host("b").patient_for(SHORT);
+    let a = TestProcess::on_this_host("a");
+    let b = TestProcess::on_this_host("b").patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket()]);
     let hello = Message::Hello(a.local.hello(Vec::new())).encode(0);
     let (idle, _other) = UnixStream::pair().unwrap();

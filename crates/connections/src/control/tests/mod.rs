@@ -58,16 +58,16 @@ impl Drop for Scratch {
 }
 
 /// A process of the tests: its identity, and its transports.
-struct Node {
+struct TestProcess {
     local: Local,
     shm: Fake,
     tcp: Fake,
 }
 
-impl Node {
-    fn new(identity: Identity) -> Node {
+impl TestProcess {
+    fn new(identity: Identity) -> TestProcess {
         let reason = "libibverbs is not installed; install libibverbs1";
-        Node {
+        TestProcess {
             local: Local {
                 identity,
                 offers: Offers::new()
@@ -85,16 +85,16 @@ impl Node {
         }
     }
 
-    fn on_this_host(name: &str) -> Node {
-        Node::new(Identity::local(CLUSTER, name).unwrap())
+    fn on_this_host(name: &str) -> TestProcess {
+        TestProcess::new(Identity::local(CLUSTER, name).unwrap())
     }
 
-    fn patient_for(mut self, step_timeout: Duration) -> Node {
+    fn patient_for(mut self, step_timeout: Duration) -> TestProcess {
         self.local.options.step_timeout = step_timeout;
         self
     }
 
-    fn only(mut self, provider: Provider) -> Node {
+    fn only(mut self, provider: Provider) -> TestProcess {
         self.local.offers = self.local.offers.only(provider);
         self
     }
@@ -128,7 +128,11 @@ fn loopback() -> Address {
 }
 
 /// The dialer's final result, with a listener that returns no caller.
-fn refused_dial(mut listener: Listener, dialer: &Node, address: &Address) -> (String, Counters) {
+fn refused_dial(
+    mut listener: Listener,
+    dialer: &TestProcess,
+    address: &Address,
+) -> (String, Counters) {
     let error = thread::scope(|scope| {
         let dialing = scope.spawn(|| dialer.dial(address, &mut dialer.queues()).map(|_| ()));
         let end = Instant::now() + LONG;

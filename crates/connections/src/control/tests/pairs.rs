@@ -16,7 +16,7 @@ struct Pair {
     far_queues: [Queue; 2],
 }
 
-fn join(listening: &Node, addresses: &[Address], dialing: &Node, last: bool) -> Pair {
+fn join(listening: &TestProcess, addresses: &[Address], dialing: &TestProcess, last: bool) -> Pair {
     let mut listener = listening.listen(addresses);
     let mut bound = listener.addresses();
     let address = if last {
@@ -58,7 +58,7 @@ fn queue_of_session<'q>(queues: &'q mut [Queue; 2], session: &PeerSession) -> &'
 
 impl Pair {
     /// Each exports memory to the other; then they part.
-    fn use_up(mut self, near_node: &Node) {
+    fn use_up(mut self, near_node: &TestProcess) {
         let provider = self.near.choice().provider;
         let fake = match provider {
             Provider::Shm => &near_node.shm,
@@ -95,7 +95,10 @@ impl Pair {
 #[test]
 fn by_a_unix_socket_memory_is_passed() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let pair = join(&b, &[scratch.socket()], &a, false);
     assert_eq!(pair.near.choice().to_string(), "shm");
     assert_eq!(pair.far.choice(), pair.near.choice());
@@ -132,7 +135,7 @@ fn by_a_unix_socket_memory_is_passed() {
 /// Number of regions each of two sides exports to the other before it reads the other's exports.
 const AT_ONCE: u64 = 2000;
 
-fn export_and_receive(session: &mut PeerSession, queue: &mut Queue, node: &Node) {
+fn export_and_receive(session: &mut PeerSession, queue: &mut Queue, node: &TestProcess) {
     let region = Region::memory(4096, false).unwrap();
     let fake = match session.choice().provider {
         Provider::Shm => &node.shm,
@@ -161,9 +164,12 @@ fn export_and_receive(session: &mut PeerSession, queue: &mut Queue, node: &Node)
 #[test]
 fn two_sides_that_tell_much_at_once_listen_meanwhile() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let by_socket = join(&b, &[scratch.socket()], &a, false);
-    let [c, d] = scratch.keys("keys").map(Node::new);
+    let [c, d] = scratch.keys("keys").map(TestProcess::new);
     let by_network = join(&d, &[loopback()], &c, false);
     for (mut pair, [near_node, far_node]) in [(by_socket, [&a, &b]), (by_network, [&c, &d])] {
         thread::scope(|scope| {
@@ -185,7 +191,7 @@ fn two_sides_that_tell_much_at_once_listen_meanwhile() {
 #[test]
 fn over_a_network_certificates_say_who_they_are() {
     let scratch = Scratch::new();
-    let [a, b] = scratch.keys("keys").map(Node::new);
+    let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let pair = join(&b, &[loopback()], &a, false);
     assert_eq!(
         pair.near.choice().to_string(),
@@ -208,7 +214,7 @@ fn over_a_network_certificates_say_who_they_are() {
 #[test]
 fn on_the_same_host_a_unix_socket_takes_the_place_of_the_network() {
     let scratch = Scratch::new();
-    let [a, b] = scratch.keys("keys").map(Node::new);
+    let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let pair = join(&b, &[scratch.socket(), loopback()], &a, true);
     assert_eq!(pair.near.choice().to_string(), "shm");
     assert!(pair.near.peer().process.is_some());
@@ -218,8 +224,8 @@ fn on_the_same_host_a_unix_socket_takes_the_place_of_the_network() {
 #[test]
 fn waiting_for_ever_is_waiting_for_long() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a").patient_for(Duration::MAX);
-    let b = Node::on_this_host("b").patient_for(Duration::MAX);
+    let a = TestProcess::on_this_host("a").patient_for(Duration::MAX);
+    let b = TestProcess::on_this_host("b").patient_for(Duration::MAX);
     let mut listener = b.listen(&[scratch.socket()]);
     thread::scope(|scope| {
         let dialed = scope.spawn(|| {
@@ -238,7 +244,10 @@ fn waiting_for_ever_is_waiting_for_long() {
 #[test]
 fn a_forced_transport_is_used_or_none() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let a = a.only(Provider::Tcp);
     let pair = join(&b, &[scratch.socket()], &a, false);
     assert_eq!(pair.far.choice().provider, Provider::Tcp);
@@ -257,7 +266,7 @@ fn a_forced_transport_is_used_or_none() {
     );
     assert_eq!(counters.admitted, 0);
 
-    let [a, b] = scratch.keys("keys").map(Node::new);
+    let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let a = a.only(Provider::Shm);
     let listener = b.listen(&[loopback()]);
     let address = listener.addresses().remove(0);
@@ -271,7 +280,10 @@ fn a_forced_transport_is_used_or_none() {
 #[test]
 fn a_transport_that_fails_leaves_no_endpoint() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let mut listener = b.listen(&[scratch.socket()]);
     for listener_fails in [true, false] {
         let failing = if listener_fails { &b } else { &a };
@@ -300,13 +312,13 @@ fn a_transport_that_fails_leaves_no_endpoint() {
 #[test]
 fn another_cluster_or_node_is_refused() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a");
-    let other = Node::new(Identity::local([4; 16], "b").unwrap());
+    let a = TestProcess::on_this_host("a");
+    let other = TestProcess::new(Identity::local([4; 16], "b").unwrap());
     let (error, counters) = refused_dial(other.listen(&[scratch.socket()]), &a, &scratch.socket());
     assert!(error.contains("is of cluster 04040404-0404-"), "{error}");
     assert_eq!(counters.unfit, 1);
 
-    let b = Node::on_this_host("b");
+    let b = TestProcess::on_this_host("b");
     let mut listener = b.listen(&[scratch.socket()]);
     thread::scope(|scope| {
         let dialed =
@@ -341,7 +353,7 @@ fn another_cluster_or_node_is_refused() {
 #[test]
 fn a_socket_that_was_left_behind_is_taken_over_and_no_other() {
     let scratch = Scratch::new();
-    let b = Node::on_this_host("b");
+    let b = TestProcess::on_this_host("b");
     drop(std::os::unix::net::UnixListener::bind(scratch.path("socket")).unwrap());
     let first = b.listen(&[scratch.socket()]);
     let second = Listener::bind(&[scratch.socket()], b.local.clone()).unwrap_err();
@@ -364,7 +376,7 @@ fn two_processes() {
         return dial_from_another_process(Path::new(&place));
     }
     let scratch = Scratch::new();
-    let [_, b] = scratch.keys("keys").map(Node::new);
+    let [_, b] = scratch.keys("keys").map(TestProcess::new);
     let mut listener = b.listen(&[scratch.socket(), loopback()]);
     let Address::Tcp(address) = listener.addresses()[1].clone() else {
         panic!("{:?}", listener.addresses());
@@ -405,14 +417,14 @@ fn two_processes() {
 }
 
 fn dial_from_another_process(place: &Path) {
-    let a = Node::new(Identity::load(&place.join("keys/a")).unwrap());
+    let a = TestProcess::new(Identity::load(&place.join("keys/a")).unwrap());
     let address = std::fs::read_to_string(place.join("address")).unwrap();
     let address = Address::Tcp(address.parse().unwrap());
     let region = Region::memory(4096, false).unwrap();
     region.write(0, b"child");
     for node in [
         a,
-        Node::new(Identity::load(&place.join("keys/a")).unwrap()).only(Provider::Tcp),
+        TestProcess::new(Identity::load(&place.join("keys/a")).unwrap()).only(Provider::Tcp),
     ] {
         let mut queues = node.queues();
         let mut session = node.dial(&address, &mut queues).unwrap();

@@ -32,7 +32,10 @@ fn as_nobody<R: Send>(act: impl FnOnce() -> R + Send) -> R {
 #[test]
 fn another_user_is_refused() {
     let scratch = Scratch::new();
-    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let (a, b) = (
+        TestProcess::on_this_host("a"),
+        TestProcess::on_this_host("b"),
+    );
     let mut listener = b.listen(&[scratch.socket()]);
     let mode = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -119,7 +122,7 @@ fn expired(directory: &Path, node: &str) -> PathBuf {
 #[test]
 fn callers_without_a_certificate_of_the_cluster_are_refused() {
     let scratch = Scratch::new();
-    let [_, b] = scratch.keys("keys").map(Node::new);
+    let [_, b] = scratch.keys("keys").map(TestProcess::new);
     let [_, _] = scratch.keys("others");
     let (own, others) = (scratch.path("keys"), scratch.path("others"));
     let old = expired(&own, "old");
@@ -145,8 +148,8 @@ fn callers_without_a_certificate_of_the_cluster_are_refused() {
 #[test]
 fn dialers_notice_who_is_not_of_the_cluster() {
     let scratch = Scratch::new();
-    let [a, _] = scratch.keys("keys").map(Node::new);
-    let [stranger, _] = scratch.keys("others").map(Node::new);
+    let [a, _] = scratch.keys("keys").map(TestProcess::new);
+    let [stranger, _] = scratch.keys("others").map(TestProcess::new);
     let (own, others) = (scratch.path("keys"), scratch.path("others"));
     let old = expired(&own, "old");
     let sentence = "authority did not issue its certificate";
@@ -195,7 +198,7 @@ fn a_revoked_node_is_refused_until_it_has_other_keys() {
     let scratch = Scratch::new();
     let [a, b] = scratch
         .keys("keys")
-        .map(|identity| Node::new(identity).only(Provider::Tcp));
+        .map(|identity| TestProcess::new(identity).only(Provider::Tcp));
     let own = scratch.path("keys");
     let stolen = stolen(&scratch, &own.join("a"));
     let mut listener = b.listen(&[loopback()]);
@@ -206,10 +209,10 @@ fn a_revoked_node_is_refused_until_it_has_other_keys() {
     let refused = tls_client(&mut listener, &own, Some(&stolen));
     assert!(refused.contains("CertificateRevoked"), "{refused}");
     assert_eq!(listener.counters().strangers, 1);
-    let thief = Node::new(Identity::load(&stolen).unwrap());
+    let thief = TestProcess::new(Identity::load(&stolen).unwrap());
     let theirs = thief.listen(&[loopback()]);
     let their_address = theirs.addresses().remove(0);
-    let dialer = Node::new(b.local.identity.clone());
+    let dialer = TestProcess::new(b.local.identity.clone());
     let (error, counters) = refused_dial(theirs, &dialer, &their_address);
     assert!(error.contains("its certificate was revoked"), "{error}");
     assert_eq!((counters.gone, counters.admitted), (1, 0));
@@ -254,7 +257,7 @@ fn a_process_does_not_become_another_node() {
 #[test]
 fn junk_in_place_of_tls_is_dropped() {
     let scratch = Scratch::new();
-    let [a, b] = scratch.keys("keys").map(Node::new);
+    let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let mut listener = b.listen(&[loopback()]);
     let address = listener.addresses().remove(0);
     let Address::Tcp(socket) = address else {

@@ -32,7 +32,7 @@ pub enum PoolPart {
     /// A block of the image.
     Block,
     /// The nth node of an extent tree.
-    Node,
+    TreeNode,
     /// The nth directory leaf.
     Leaf,
     /// The nth block of extended attributes.
@@ -45,8 +45,8 @@ impl PoolPart {
     const ALL: [PoolPart; 12] = {
         use PoolPart::*;
         [
-            Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, Node, Leaf, Xattrs,
-            Owners,
+            Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, TreeNode, Leaf,
+            Xattrs, Owners,
         ]
     };
 }
@@ -233,7 +233,7 @@ impl PoolBytes {
             ),
             PoolPart::Inode => (start(layout.inode(number % layout.inodes())), INODE),
             PoolPart::Block => (start(number % layout.blocks() * BLOCK as u64), BLOCK),
-            PoolPart::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
+            PoolPart::TreeNode => (self.block_with(extent::MAGIC, index)?, BLOCK),
             PoolPart::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
             PoolPart::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
             PoolPart::Owners => (

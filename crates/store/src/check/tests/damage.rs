@@ -237,23 +237,23 @@ fn damage_of_trees_is_found() {
     let node_of_sparse = closed().inode(u64::from(SPARSE)).root[0].physical;
     let root_block = at!(Inode.root) + 8;
     finds! { 0;
-        Node 0, [4000, 1] = 9 => "a node of the extent tree is damaged";
+        TreeNode 0, [4000, 1] = 9 => "a node of the extent tree is damaged";
     }
     finds! { ALL;
-        Node 0, [at!(NodeHeader.level), 2] = 1 => "a node of the extent tree is damaged";
-        Node 0, [at!(NodeHeader.count), 2] = 0 => "a node of the extent tree is damaged";
-        Node 0, [at!(NodeHeader.count), 2] = 127 => "a node of the extent tree is damaged";
-        Node 0, [at!(NodeHeader.count), 2] = 6 => "says that it holds 9 blocks, but it holds 8";
-        Node 0, [at!(NodeHeader.block), 8] = 50 => "a node of the extent tree is damaged";
-        Node 0, [at!(NodeHeader.owner), 8] = 5 => "belongs to another file";
-        Node 0, [at!(NodeHeader.generation), 4] = 5 => "belongs to another file";
-        Node 0, [at!(NodeHeader.reserved), 4] = 5 => "should be zero";
-        Node 0, [entry(1, 0), 8] = 0 => "a node of the extent tree is damaged";
-        Node 0, [entry(1, 8), 8] = 5 => "a node of the extent tree is damaged";
-        Node 0, [entry(1, 16), 4] = 0 => "a node of the extent tree is damaged";
-        Node 0, [entry(1, 24), 8] = 1 => "should be zero";
-        Node 0, [entry(6, 0), 8] = 14 => "blocks behind the end";
-        Node 0, [entry(1, 8), 8] = block_of_small => "are in use elsewhere";
+        TreeNode 0, [at!(NodeHeader.level), 2] = 1 => "a node of the extent tree is damaged";
+        TreeNode 0, [at!(NodeHeader.count), 2] = 0 => "a node of the extent tree is damaged";
+        TreeNode 0, [at!(NodeHeader.count), 2] = 127 => "a node of the extent tree is damaged";
+        TreeNode 0, [at!(NodeHeader.count), 2] = 6 => "says that it holds 9 blocks, but it holds 8";
+        TreeNode 0, [at!(NodeHeader.block), 8] = 50 => "a node of the extent tree is damaged";
+        TreeNode 0, [at!(NodeHeader.owner), 8] = 5 => "belongs to another file";
+        TreeNode 0, [at!(NodeHeader.generation), 4] = 5 => "belongs to another file";
+        TreeNode 0, [at!(NodeHeader.reserved), 4] = 5 => "should be zero";
+        TreeNode 0, [entry(1, 0), 8] = 0 => "a node of the extent tree is damaged";
+        TreeNode 0, [entry(1, 8), 8] = 5 => "a node of the extent tree is damaged";
+        TreeNode 0, [entry(1, 16), 4] = 0 => "a node of the extent tree is damaged";
+        TreeNode 0, [entry(1, 24), 8] = 1 => "should be zero";
+        TreeNode 0, [entry(6, 0), 8] = 14 => "blocks behind the end";
+        TreeNode 0, [entry(1, 8), 8] = block_of_small => "are in use elsewhere";
         Inode SMALL, [root_block, 8] = node_of_sparse => "in use elsewhere";
         Inode SPARSE, [root_block, 8] = block_of_small => "a node of the extent tree is in use";
     }

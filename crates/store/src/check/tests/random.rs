@@ -8,7 +8,7 @@ use crate::{NewInode, RenameMode, SetAttributes, Transaction, WriteAt};
 fn random_edit(below: &mut impl FnMut(u64) -> u64) -> Edit {
     use PoolPart::*;
     let places = [
-        Superblock, RingState, Record, Header, Bitmap, Inode, Inode, Block, Node, Leaf, Xattrs,
+        Superblock, RingState, Record, Header, Bitmap, Inode, Inode, Block, TreeNode, Leaf, Xattrs,
     ];
     Edit {
         place: places[below(places.len() as u64) as usize],
