@@ -158,7 +158,7 @@ fn region_errno(error: &pmem::Error) -> i32 {
         NotFound { .. } => libc::ENOENT,
         NoHugePages => libc::ENOMEM,
         Length { .. } => libc::EINVAL,
-        SharedOnly { .. } | NotShared | Unsealed => libc::EOPNOTSUPP,
+        SharedOnly { .. } | NotShared | Unsealed | NoDemandPaging { .. } => libc::EOPNOTSUPP,
         NoReach { .. } => libc::EFBIG,
         Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use store::{Attributes, Fallocate, FileExtent, SetAttributes, WriteAt, Written};
 
 use crate::backend::{Backend, Inode};
-use crate::{Cause, Error, OpenFlags};
+use crate::{Cause, Error, Map, OpenFlags};
 
 /// An open file: it keeps its inode alive, and gives it back when dropped.
 ///
@@ -74,6 +74,26 @@ impl File {
             true => self.backend.read(&self.inode, offset, into)?,
             false => self.backend.read_noted(&self.inode, offset, into)?,
         })
+    }
+
+    /// Maps the file for reading, as long as it is now.
+    ///
+    /// # Errors
+    /// The file is not open for reading, is a directory, or this process cannot receive page faults.
+    pub fn map(&self) -> Result<Map, Error> {
+        if !self.flags.read {
+            return Err(Cause::NotOpenForReading.into());
+        }
+        let file = File::open(self.backend.clone(), self.inode.clone(), self.flags)?;
+        if !self.flags.no_access_time {
+            self.backend.note_read(&self.inode)?;
+        }
+        Map::new(file)
+    }
+
+    /// Reads without setting the access time.
+    pub(crate) fn read_unnoted(&self, into: &mut [u8], offset: u64) -> Result<usize, Cause> {
+        self.backend.read(&self.inode, offset, into)
     }
 
     /// Writes at `offset`, or at the end of a file opened with `append`, and returns how much was written: all, or
@@ -244,6 +264,7 @@ impl File {
         if !self.flags.write {
             return Err(Cause::NotOpenForWriting.into());
         }
+        pmem::touch(data);
         let at = if self.flags.append {
             WriteAt::End
         } else {

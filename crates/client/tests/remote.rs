@@ -14,6 +14,8 @@ mod files;
 mod flags;
 #[path = "locks.rs"]
 mod locks;
+#[path = "maps.rs"]
+mod maps;
 #[path = "paths.rs"]
 mod paths;
 #[path = "ranges.rs"]

@@ -124,6 +124,15 @@ pub enum Error {
          file or memory of this one"
     )]
     NotShared,
+    /// The kernel does not report page faults to this process.
+    #[error(
+        "memory cannot be filled on demand: userfaultfd(2) failed: {source}; use Linux 6.6 or later where it is not disabled, or \
+         read instead of mapping"
+    )]
+    NoDemandPaging {
+        /// Error of the system.
+        source: std::io::Error,
+    },
     /// Any other failure of the system.
     #[error(
         "cannot {what} {}: {source}; check the file system and the kernel's log",

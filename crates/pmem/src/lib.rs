@@ -8,16 +8,18 @@
 //!   [`Region::write_flushed`] is the fast union of the first two.
 //! - An aligned word of 8 bytes (or 4, 2, 1) is stored by one instruction and is never torn. Longer
 //!   stores may be torn between such pieces by a crash, in any order.
+//! - [`DemandPages`] is memory with pages that are filled when they are first accessed.
 //! - [`Region::survives`] returns what the contents outlive. Memory is never called durable: flushes on it cost the
 //!   same and prove nothing.
 //!
-//! This is the crate where `unsafe` lives. No Rust reference to mapped bytes ever leaves it: other
+//! This is the crate where `unsafe` lives. No Rust reference to the bytes of a region ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
-//! in and out through raw pointers.
+//! in and out through raw pointers. Bytes of [`DemandPages`] do not change.
 
 mod barrier;
 pub mod checksum;
 mod copies;
+mod demand;
 mod error;
 mod lines;
 mod mapping;
@@ -33,6 +35,7 @@ pub mod socket;
 mod watched;
 
 pub use copies::copied_bytes;
+pub use demand::{DemandPages, Fill, touch};
 pub use error::Error;
 pub use lines::{Line, Lines};
 pub use random::Random;

@@ -578,7 +578,7 @@ impl Pages {
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
 
 /// Bytes of a page.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Growth limit of a mapped pool as a multiple of its length, and the absolute limit of any pool.
 const REACH: usize = 64;

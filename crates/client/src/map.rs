@@ -1,0 +1,123 @@
+//! A mapped file.
+
+use std::ops::{Deref, Range};
+
+use operations::ErrorCode;
+use pmem::{DemandPages, Fill};
+use store::FileKind;
+
+use crate::{Cause, Error, File, Interrupt};
+
+/// Message before the process ends.
+const WORDS: &str = "tako: an access to a mapped file failed, since the file could not be read; open and read it to get the \
+                     reason, and use `Map::load` before accesses\n";
+
+/// A file mapped for reading, of the length that it had then.
+///
+/// Pages are read when they are first accessed, several at a time while accesses are in order, and each once: a page shows the file
+/// as it was at that moment. [`Map::is_current`] returns whether the file has changed since it was mapped, [`Map::refresh`] maps it
+/// anew.
+///
+/// If a page cannot be read, its access ends the process by SIGBUS, as with mmap(2). While a cluster is unreachable accesses wait.
+/// Child processes do not inherit the memory. System calls with pages that were not loaded fail with EFAULT in processes without
+/// CAP_SYS_PTRACE: see [`Map::load`].
+/// ```
+/// # use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+/// # let region = Region::memory(16 << 20, false)?;
+/// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
+/// # let files = FileSystem::open_region(region, Options::default())?;
+/// let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
+/// let file = files.open("table", flags, 0o644)?;
+/// file.write_at(b"mapped", 0)?;
+///
+/// let mut map = file.map()?;
+/// assert_eq!(&map[..3], b"map");
+/// file.write_at(b"M", 0)?;
+/// assert!(!map.is_current()?);
+/// map.refresh()?;
+/// assert_eq!(&map[..], b"Mapped");
+/// # Ok::<(), client::Error>(())
+/// ```
+pub struct Map {
+    pages: DemandPages<Source>,
+    /// Ends waits for an unreachable cluster.
+    interrupt: Interrupt,
+    version: u64,
+}
+
+struct Source {
+    file: File,
+    interrupt: Interrupt,
+}
+
+impl Map {
+    pub(crate) fn new(file: File) -> Result<Map, Error> {
+        let attributes = file.attributes()?;
+        if attributes.kind != FileKind::Regular {
+            return Err(Cause::Refused(ErrorCode::IsADirectory).into());
+        }
+        let interrupt = Interrupt::default();
+        let source = Source {
+            file,
+            interrupt: interrupt.clone(),
+        };
+        Ok(Map {
+            pages: DemandPages::new(attributes.size, source, WORDS)?,
+            interrupt,
+            version: attributes.version,
+        })
+    }
+
+    /// Reads the pages of a range of bytes that were not read yet. Their accesses cannot fail then.
+    ///
+    /// # Errors
+    /// Those of [`File::read_at`].
+    pub fn load(&self, range: Range<u64>) -> Result<(), Error> {
+        Ok(self.pages.load(range)?)
+    }
+
+    /// Whether the file has the contents and attributes that it had when it was mapped. Under a lease it takes no request.
+    ///
+    /// # Errors
+    /// Those of [`File::attributes`].
+    pub fn is_current(&self) -> Result<bool, Error> {
+        let attributes = self.pages.source().file.attributes()?;
+        Ok(attributes.version == self.version)
+    }
+
+    /// Maps the file anew: it shows what the file contains now.
+    ///
+    /// # Errors
+    /// Those of [`File::map`]; the old contents stay.
+    pub fn refresh(&mut self) -> Result<(), Error> {
+        *self = self.pages.source().file.map()?;
+        Ok(())
+    }
+}
+
+impl Deref for Map {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.pages.bytes()
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        self.interrupt.interrupt();
+    }
+}
+
+impl Fill for Source {
+    type Error = Cause;
+
+    fn fill(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Cause> {
+        let read = || self.file.read_unnoted(bytes, offset);
+        let length = self.interrupt.scope(read)?;
+        // The file may have become shorter.
+        bytes[length..].fill(0);
+        Ok(())
+    }
+}
