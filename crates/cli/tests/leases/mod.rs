@@ -323,6 +323,8 @@ fn listings_are_kept_by_version() {
 
 /// Longer than a lease lasts without a renewal.
 const SEVERAL_LEASES: Duration = Duration::from_millis(2500);
+/// Pause between two new names.
+const LOCK_EVERY: Duration = Duration::from_millis(600);
 
 /// The kernel asks for each file again in each second, and the mount answers by itself. A busy machine may miss a renewal.
 #[test]
@@ -337,10 +339,16 @@ fn leases_in_use_are_renewed_without_requests_for_each_file() {
     let start = Instant::now();
     loop {
         let before = messages(&cluster);
-        let window = Instant::now();
+        let (window, mut locks) = (Instant::now(), 0);
         while window.elapsed() < SEVERAL_LEASES {
             assert!(paths.iter().all(|path| size(path) == 1));
             assert!(!exists(&mount.path("new")));
+            // Programs like git make a name and remove it, beside the files that they look at.
+            if window.elapsed() > LOCK_EVERY * locks {
+                locks += 1;
+                fs::write(mount.path("lock"), "").expect("a new file");
+                fs::remove_file(mount.path("lock")).expect("an unlink");
+            }
         }
         let sent = messages(&cluster) - before;
         if sent < FILES {

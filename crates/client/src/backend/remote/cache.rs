@@ -22,10 +22,8 @@ const SHARDS: usize = 64;
 /// Inodes with contents in a shard, and names of directories in it, at most.
 const INODES_MAX: usize = 512;
 const NAMES_MAX: usize = 16 << 10;
-/// Leases are renewed for so long after the last repeated use of their contents.
+/// Leases are renewed for so long after the last use of their contents. The kernel uses what it has without a request.
 const USED_FOR: Duration = Duration::from_secs(10);
-/// A use is a repeated one so long after the first: most files are used once.
-const REPEATED_AFTER: Duration = Duration::from_millis(200);
 /// A lease is renewed when so much of its time is left.
 const RENEW_BEFORE: Duration = Duration::from_millis(600);
 
@@ -33,9 +31,7 @@ const RENEW_BEFORE: Duration = Duration::from_millis(600);
 struct Contents {
     /// End of the lease.
     until: Instant,
-    first_used_at: Instant,
-    /// Last repeated use.
-    used_at: Option<Instant>,
+    used_at: Instant,
     attributes: Option<(FileId, Attributes)>,
     /// Names in a directory, those too that are not there.
     names: HashMap<Vec<u8>, Option<FileId>>,
@@ -75,7 +71,16 @@ pub(super) enum Work {
         inodes: Option<Vec<u64>>,
         /// Directories with names that lead to some of them, and the recalls in their shards when it began.
         directories: Vec<(u64, u64)>,
+        makes: Option<NewName>,
     },
+}
+
+/// A name that a call makes.
+pub(super) struct NewName {
+    directory: u64,
+    name: Vec<u8>,
+    /// Stamp of the directory's shard once the call has begun.
+    stamp: u64,
 }
 
 /// A read with contents to keep.
@@ -125,8 +130,7 @@ impl Shard {
         }
         let contents = self.contents.entry(inode).or_insert(Contents {
             until,
-            first_used_at: now,
-            used_at: None,
+            used_at: now,
             attributes: None,
             names: HashMap::new(),
         });
@@ -134,7 +138,7 @@ impl Shard {
             (contents.attributes, contents.names) = (None, HashMap::new());
         }
         contents.until = contents.until.max(until);
-        contents.note_use(now);
+        contents.used_at = now;
         Some(contents)
     }
 
@@ -157,17 +161,11 @@ impl Shard {
 }
 
 impl Contents {
-    fn note_use(&mut self, now: Instant) {
-        if now >= self.first_used_at + REPEATED_AFTER {
-            self.used_at = Some(now);
-        }
-    }
-
     fn use_attributes(&mut self, file: FileId, now: Instant) -> Option<(FileId, Attributes)> {
         // The number of a removed file may be in use again.
         let is_same = |it: &FileId| file.inode == ROOT || it.generation == file.generation;
         let found = self.attributes.filter(|(it, _)| is_same(it))?;
-        self.note_use(now);
+        self.used_at = now;
         Some(found)
     }
 }
@@ -237,7 +235,7 @@ impl Cache {
             let mut shard = self.shard(directory.inode).lock();
             let contents = shard.live(directory.inode, now)?;
             let found = *contents.names.get(name)?;
-            contents.note_use(now);
+            contents.used_at = now;
             (found, contents.until)
         };
         let Some(file) = found else {
@@ -267,6 +265,7 @@ impl Cache {
             return Work::Change {
                 inodes: None,
                 directories: Vec::new(),
+                makes: None,
             };
         }
         let directories = changed_names(operation)
@@ -279,9 +278,24 @@ impl Cache {
         }
         self.change(inodes.as_deref(), Some(operation), 1);
         Work::Change {
+            makes: self.new_name(operation),
             inodes,
             directories,
         }
+    }
+
+    fn new_name(&self, operation: &Operation) -> Option<NewName> {
+        let Operation::Create {
+            directory, name, ..
+        } = operation
+        else {
+            return None;
+        };
+        Some(NewName {
+            directory: directory.inode,
+            name: name.clone(),
+            stamp: self.shard(directory.inode).lock().stamp,
+        })
     }
 
     /// The inodes with attributes that an operation changes. None if that is not known.
@@ -338,9 +352,12 @@ impl Cache {
                 Work::Change {
                     inodes,
                     directories,
+                    makes,
                 },
-                ..,
+                outcome,
+                kept,
             ) => {
+                self.keep_new_name(makes, outcome, kept);
                 self.change(inodes.as_deref(), None, -1);
                 // Another session may have changed what a name leads to, before it was changed here.
                 let is_disturbed = |it: &(u64, u64)| self.shard(it.0).lock().recalls != it.1;
@@ -352,6 +369,26 @@ impl Cache {
                 self.keep(&asked, &stamps[..], outcome, kept);
             }
             _ => {}
+        }
+    }
+
+    /// Keeps the file that a name leads to now: a change of this name then drops only what is known of that file.
+    fn keep_new_name(&self, makes: Option<NewName>, outcome: Option<&Outcome>, kept: Option<Kept>) {
+        let (Some(made), Some(outcome), Some(kept)) = (makes, outcome, kept) else {
+            return;
+        };
+        let mut shard = self.shard(made.directory).lock();
+        let is_undisturbed = shard.stamp == made.stamp && shard.changing == 1 && self.keeps();
+        if is_undisturbed
+            && kept.covers.subject
+            && outcome.attributes.is_some()
+            && let Some(contents) = shard.extend(made.directory, Instant::now(), kept.until)
+            && contents
+                .names
+                .insert(made.name, Some(outcome.file))
+                .is_none()
+        {
+            shard.names += 1;
         }
     }
 
@@ -453,7 +490,7 @@ fn outcome_of(file: FileId, attributes: Attributes) -> Outcome {
 
 impl Renewable for Cache {
     fn to_renew(&self, now: Instant) -> Vec<u64> {
-        let is_used = |it: &Contents| it.used_at.is_some_and(|at| now < at + USED_FOR);
+        let is_used = |it: &Contents| now < it.used_at + USED_FOR;
         let is_due = |it: &Contents| now < it.until && it.until < now + RENEW_BEFORE && is_used(it);
         let due = |shard: &Mutex<Shard>| {
             let mut shard = shard.lock();
@@ -492,7 +529,7 @@ impl Renewable for Cache {
 
 #[cfg(test)]
 mod tests {
-    use operations::{FileKind, WriteAt};
+    use operations::{FileKind, NewInode, OwnedNewInode, WriteAt};
 
     use super::*;
     use crate::backend::remote::attributes_of;
@@ -626,6 +663,36 @@ mod tests {
         assert!(!has(&cache, &lookup()), "it may be from before the change");
         fill(&cache, LONG);
         assert!(has(&cache, &lookup()));
+    }
+
+    #[test]
+    fn a_change_of_an_own_name_drops_nothing_of_other_files() {
+        let cache = cache();
+        let other = Operation::Attributes {
+            file: FileId {
+                inode: FILE.inode + 2,
+                ..FILE
+            },
+        };
+        let new = OwnedNewInode::from(&NewInode::new(FileKind::Regular, 0o644));
+        let create = Operation::Create {
+            directory: DIRECTORY,
+            name: b"n".to_vec(),
+            new,
+            hold: false,
+        };
+        for is_recalled in [false, true] {
+            end(&cache, cache.begin(&other), LONG);
+            let work = cache.begin(&create);
+            if is_recalled {
+                cache.recalled(DIRECTORY.inode);
+            }
+            end(&cache, work, LONG);
+            assert!(has(&cache, &other));
+            cache.end(cache.begin(&unlink()), None, None);
+            // Another session may have given the name to another file.
+            assert_eq!(has(&cache, &other), !is_recalled);
+        }
     }
 
     #[test]
