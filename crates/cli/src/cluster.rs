@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use client::Source;
+use protocol::ClusterMap;
 
 use crate::failure::Failure;
 use crate::sizes::parse_size;
@@ -198,6 +199,13 @@ impl State {
     pub fn source(&self) -> String {
         format!("tako:///{}", self.name)
     }
+}
+
+/// The map of a cluster with a node that runs on this host.
+pub fn map_of(name: &str) -> Option<ClusterMap> {
+    let state = State::of(name).ok()?;
+    let mut nodes = state.nodes_with("status").into_iter();
+    nodes.find_map(|node| Some(control::ask(&state, &node)?.map))
 }
 
 /// Whether a node of a cluster runs on this host.

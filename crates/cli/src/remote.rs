@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::network::{self, Io, Network};
-use client::{Acknowledge, FileSystem, Source};
+use client::{Acknowledge, FileSystem, Source, SourceError};
 use connections::choice::PREFERENCE;
 use connections::control::Address;
 use fabric::Provider;
 use fuse::{Cache, MountOptions};
-use protocol::ClusterMap;
 
 use crate::cluster;
 use crate::failure::Failure;
@@ -139,8 +138,8 @@ fn parse_transport(value: &str) -> Result<Provider, Failure> {
 /// How long a cluster may take to show that it serves.
 const SERVE_WITHIN: Duration = Duration::from_secs(10);
 
-/// The map of a cluster, its source, and whether it serves.
-pub fn survey(source: &Path) -> Result<(ClusterMap, String, bool), Failure> {
+/// A session with a cluster, and whether it serves.
+pub fn survey(source: &Path) -> Result<(Arc<Network>, bool), Failure> {
     let options = RemoteOptions {
         timeout: Some(SERVE_WITHIN),
         ..RemoteOptions::default()
@@ -148,7 +147,7 @@ pub fn survey(source: &Path) -> Result<(ClusterMap, String, bool), Failure> {
     let network = Arc::new(connect(source, &options, Log::Terminal)?);
     let file_system = FileSystem::remote(network.clone(), options.acknowledge);
     let is_serving = file_system.stat("/").is_ok();
-    Ok((network.map(), source.display().to_string(), is_serving))
+    Ok((network, is_serving))
 }
 
 /// Opens the file system of a cluster. What becomes of the cluster is written to the log.
@@ -178,7 +177,15 @@ fn local_name(source: &str) -> Option<String> {
 pub fn reach(source: &str, options: &RemoteOptions) -> Result<network::Options, Failure> {
     let parsed = source.parse::<Source>();
     let source = parsed.map_err(|error| Failure::Usage(error.to_string()))?;
-    let reached = source.options(options.keys.as_deref());
+    let keys = options.keys.as_deref();
+    let reached = match source.options(keys) {
+        // Nodes with a configuration of their own may keep their map elsewhere.
+        Err(error @ SourceError::NoCluster(_)) => match cluster::map_of(&source.name) {
+            Some(map) => source.options_by_map(&map, keys),
+            None => Err(error),
+        },
+        reached => reached,
+    };
     reached.map_err(|error| Failure::Failed(error.to_string()))
 }
 

@@ -122,6 +122,12 @@ fn clients_with_wrong_keys_or_names_and_nodes_with_a_port_in_use_are_refused() {
     let status: Value = serde_json::from_str(&status.ended(0)).expect("it is JSON");
     assert_eq!(status["serving"], true, "{status:#}");
     assert_eq!(status["nodes"][0]["role"], "primary", "{status:#}");
+    let link = &status["nodes"][0]["links"][0];
+    assert_eq!(link["peer"], "this program", "{status:#}");
+    assert!(link["transport"].is_string(), "{status:#}");
+    // Its map is not where `tako up` keeps maps: its node is asked for it.
+    let listed = node.ask("keys/client", &["ls", "tako:///bad:/"]).ended(0);
+    assert_eq!(listed.trim(), "file");
     let foreign = node.ask("foreign/client", &["cat", &path]).ended(1);
     assert!(foreign.contains("is not trusted"), "{foreign}");
     let without = node.ask("nowhere", &["cat", &path]).ended(1);

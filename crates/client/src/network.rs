@@ -27,13 +27,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use connections::choice::Choice;
 use connections::control::{Address, Identity};
 use connections::messenger::Handle;
 use fabric::Provider;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use protocol::ClusterMap;
 use protocol::client::Recalled;
+use protocol::{ClusterMap, NodeId};
 
 use self::call::{Call, Terms, Waited};
 use self::connection::Connection;
@@ -219,6 +220,12 @@ impl Network {
     pub fn map(&self) -> ClusterMap {
         self.shared
             .with_connection(|connection| connection.map().clone())
+    }
+
+    /// The transports by which this client is linked to nodes, and why each was chosen.
+    pub fn choices(&self) -> Vec<(NodeId, Choice)> {
+        self.shared
+            .with_connection(|connection| connection.choices())
     }
 }
 

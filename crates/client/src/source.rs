@@ -1,7 +1,7 @@
 //! Sources: how users name a cluster.
 //!
 //! ```text
-//!  tako:///NAME                            a cluster that `tako up` started on this host
+//!  tako:///NAME                            a cluster with nodes on this host
 //!  tako://HOST:PORT[,HOST:PORT...]/NAME    a cluster that is reached over a network, with keys
 //! ```
 
@@ -87,18 +87,58 @@ impl Source {
     /// # Errors
     /// [`SourceError`]
     pub fn options(&self, keys: Option<&Path>) -> Result<Options, SourceError> {
-        let environment = std::env::var_os("TAKO_KEYS").map(PathBuf::from);
-        let keys = keys.or(environment.as_deref());
-        let identity = keys.map(Identity::load).transpose()?;
         if self.hosts.is_empty() {
-            let map = map_of_this_host(&self.name, &cluster_map_file(&self.name))?;
-            return options_of_this_host(&map, identity);
+            return self.options_by_file(&cluster_map_file(&self.name), keys);
         }
+        self.options_by_network(&self.hosts, identity(keys)?)
+    }
+
+    /// Returns how to connect to a cluster of this host, by the file with its map. `keys` as in [`Source::options`].
+    ///
+    /// # Errors
+    /// [`SourceError`]
+    pub fn options_by_file(
+        &self,
+        path: &Path,
+        keys: Option<&Path>,
+    ) -> Result<Options, SourceError> {
+        self.options_by_map(&map_of_this_host(&self.name, path)?, keys)
+    }
+
+    /// Returns how to connect to a cluster with nodes on this host, by its map: through their Unix sockets, if they have any.
+    /// `keys` as in [`Source::options`].
+    ///
+    /// # Errors
+    /// [`SourceError`]
+    pub fn options_by_map(
+        &self,
+        map: &ClusterMap,
+        keys: Option<&Path>,
+    ) -> Result<Options, SourceError> {
+        let all = map.nodes.iter().flat_map(|node| &node.addresses);
+        let (sockets, hosts): (Vec<_>, Vec<_>) = all.cloned().partition(|it| it.starts_with('/'));
+        let identity = identity(keys)?;
+        if sockets.is_empty() {
+            return self.options_by_network(&hosts, identity);
+        }
+        let identity = match identity.filter(|it| it.cluster() == map.cluster) {
+            Some(identity) => identity,
+            None => Identity::local(map.cluster, "client")?,
+        };
+        let sockets = sockets.into_iter().map(|path| Address::Unix(path.into()));
+        Ok(Options::new(identity, sockets.collect()))
+    }
+
+    fn options_by_network(
+        &self,
+        hosts: &[String],
+        identity: Option<Identity>,
+    ) -> Result<Options, SourceError> {
         let Some(identity) = identity else {
             return Err(SourceError::NoKeys(self.to_string()));
         };
         let mut found = Vec::new();
-        for host in &self.hosts {
+        for host in hosts {
             found.extend(resolve(host)?);
         }
         let mut options = Options::new(identity, found);
@@ -106,25 +146,13 @@ impl Source {
         options.connect_timeout = Duration::from_secs(20);
         Ok(options)
     }
-
-    /// Returns how to connect to a cluster of this host, by the file with its map.
-    ///
-    /// # Errors
-    /// [`SourceError`]
-    pub fn options_by_map(name: &str, path: &Path) -> Result<Options, SourceError> {
-        options_of_this_host(&map_of_this_host(name, path)?, None)
-    }
 }
 
-fn options_of_this_host(
-    map: &ClusterMap,
-    identity: Option<Identity>,
-) -> Result<Options, SourceError> {
-    let identity = match identity.filter(|it| it.cluster() == map.cluster) {
-        Some(identity) => identity,
-        None => Identity::local(map.cluster, "client")?,
-    };
-    Ok(Options::new(identity, addresses(map)))
+/// The identity with keys of this directory, or else of the one that the environment names.
+fn identity(keys: Option<&Path>) -> Result<Option<Identity>, SourceError> {
+    let environment = std::env::var_os("TAKO_KEYS").map(PathBuf::from);
+    let keys = keys.or(environment.as_deref());
+    Ok(keys.map(Identity::load).transpose()?)
 }
 
 fn map_of_this_host(name: &str, path: &Path) -> Result<ClusterMap, SourceError> {
@@ -143,13 +171,6 @@ fn map_of_this_host(name: &str, path: &Path) -> Result<ClusterMap, SourceError> 
         Some(fault) => Err(failed(fault.to_owned())),
         None => Ok(map),
     }
-}
-
-/// Where nodes of this host listen.
-fn addresses(map: &ClusterMap) -> Vec<Address> {
-    let all = map.nodes.iter().flat_map(|node| &node.addresses);
-    let sockets = all.filter(|address| address.starts_with('/'));
-    sockets.map(|path| Address::Unix(path.into())).collect()
 }
 
 fn resolve(host: &str) -> Result<Vec<Address>, SourceError> {

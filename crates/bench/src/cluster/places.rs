@@ -112,7 +112,9 @@ impl Places {
         let map = self.scratch[1]
             .path()
             .join("state/bench/membership/map.json");
-        let options = Source::options_by_map("bench", &map).map_err(|error| failed(&error))?;
+        let source: Source = "tako:///bench".parse().map_err(|error| failed(&error))?;
+        let options = source.options_by_file(&map, None);
+        let options = options.map_err(|error| failed(&error))?;
         let options = network::Options {
             io,
             only,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use pmem::Survival;
-use protocol::{ClusterMap, NodeId};
+use protocol::{ClusterMap, NO_NODE, NodeId};
 use serde::Serialize;
 use server::node::{GroupStatus, LinkStatus, Load, NodeStatus, Role, Space};
 
@@ -37,8 +37,8 @@ struct Unit {
     members: usize,
     in_sync: usize,
     min_sync: usize,
-    /// Clients with a session: mounts, and programs at work.
-    sessions: usize,
+    /// Clients with a session: mounts, and programs at work. `None` if the primary is on another host.
+    sessions: Option<usize>,
     /// `None` if the primary is on another host.
     space: Option<Space>,
     survives: Survives,
@@ -82,8 +82,16 @@ struct NodeReport {
 pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
     let cluster = match &arguments.source {
         Some(source) => {
-            let (map, source, serving) = remote::survey(source)?;
-            describe(&map, None, source, Some(serving))
+            let (network, serving) = remote::survey(source)?;
+            let source = source.display().to_string();
+            let mut cluster = describe(&network.map(), None, source, Some(serving));
+            for (id, choice) in network.choices() {
+                let node = cluster.nodes.iter_mut().find(|node| node.id == id);
+                let link = LinkStatus::new(NO_NODE, "this program".into(), &choice);
+                node.into_iter()
+                    .for_each(|node| node.links.push(link.clone()));
+            }
+            cluster
         }
         None => collect(&State::of(&arguments.name)?)?,
     };
@@ -185,7 +193,7 @@ fn describe(
             members: unit.members.len(),
             in_sync: unit.in_sync.len(),
             min_sync: entry.least_in_sync(),
-            sessions: primary.map_or(0, |status| status.sessions),
+            sessions: primary.map(|status| status.sessions),
             space: primary.and_then(|status| status.space),
             survives: survives(map, &statuses),
         },
@@ -240,10 +248,12 @@ fn print_unit(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         out,
         "cluster {name}  {state}; mount it with `tako mount {source} DIR`"
     )?;
+    let sessions = unit.sessions.map(|count| format!(", {count} sessions"));
+    let sessions = sessions.unwrap_or_default();
     writeln!(
         out,
-        "unit {}     {} of {} members in sync, at least {} for changes; epoch {}, {} sessions",
-        unit.number, unit.in_sync, unit.members, unit.min_sync, unit.epoch, unit.sessions
+        "unit {}     {} of {} members in sync, at least {} for changes; epoch {}{sessions}",
+        unit.number, unit.in_sync, unit.members, unit.min_sync, unit.epoch
     )?;
     if let Some(space) = &unit.space {
         let [total, used, available] =
@@ -267,8 +277,11 @@ fn print_unit(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
 fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
     print_unit(cluster, out)?;
     for node in &cluster.nodes {
-        let pid = node.pid.map_or("-".into(), |pid| pid.to_string());
-        let tail = node.tail.map_or("-".into(), |tail| tail.to_string());
+        // A node of another host has only what the map has.
+        let own = match (node.pid, node.tail) {
+            (Some(pid), Some(tail)) => format!("process {pid:<8} tail {tail:<12} "),
+            _ => String::new(),
+        };
         let address = node.address.as_deref().unwrap_or("-");
         let sync = if node.in_sync {
             "in sync"
@@ -277,7 +290,7 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         };
         writeln!(
             out,
-            "{:10} {:8} {sync:12} process {pid:8} tail {tail:12} {address}",
+            "{:10} {:8} {sync:12} {own}{address}",
             node.name, node.role
         )?;
         if let Some(load) = &node.load {

@@ -184,6 +184,8 @@ const TABLES: &str = "
 
 /// The session of a mount that was killed has its locks for a while.
 const LOCK_PATIENCE: &str = ".timeout 120000";
+/// Nothing else has locks then. SQLite takes a lock of a mount that was killed for a busy one.
+const SOLE_PATIENCE: &str = ".timeout 10000";
 
 /// How SQLite keeps transactions whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -209,7 +211,7 @@ pub fn sqlite(backing: &Backing, bounds: (u64, u64), journal: Journal) {
             &format!("PRAGMA journal_mode = {mode}; {TABLES}"),
         ]));
         let mut sqlite =
-            Running::new(Command::new("sqlite3").args(["-bail", "-cmd", LOCK_PATIENCE, &database]));
+            Running::new(Command::new("sqlite3").args(["-bail", "-cmd", SOLE_PATIENCE, &database]));
         // The log is taken into the database often, so that this is interrupted too.
         let setting = "PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 50;";
         writeln!(sqlite.input, "{setting}").unwrap();

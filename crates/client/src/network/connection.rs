@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use connections::choice::Choice;
 use connections::messenger::{self, Event, Handle, LinkId, Messenger};
 use operations::{Acknowledge, Bytes, Held, Operation};
 use parking_lot::Mutex;
@@ -128,6 +129,15 @@ impl Connection {
 
     pub fn map(&self) -> &ClusterMap {
         &self.map
+    }
+
+    pub fn choices(&self) -> Vec<(NodeId, Choice)> {
+        let links = self.links.all().into_iter();
+        let known = links.filter_map(|link| {
+            let choice = self.messenger.choice(link)?;
+            Some((self.links.node(link)?, choice.clone()))
+        });
+        known.collect()
     }
 
     /// Whether the cluster has not answered for a while, though it was asked.

@@ -498,9 +498,14 @@ impl Service {
         let version = match message.body {
             Body::Hello { map_version } => {
                 if !self.is_credible(link, from) {
-                    // A node that has just registered is in the next map, and dials again.
                     self.refresh(now);
-                    return self.drop_link(link, format_args!("it is not node {from}"));
+                    return match self.map.node(from) {
+                        None if from < FIRST_CLIENT => {
+                            let why = "the map did not have it yet; it dials again";
+                            self.drop_link(link, format_args!("{why}"))
+                        }
+                        _ => self.drop_link(link, format_args!("it is not node {from}")),
+                    };
                 }
                 self.peers.add(link, from);
                 self.send_map(link);
@@ -647,16 +652,7 @@ impl Service {
         let known = self.messenger.links().filter_map(|link| {
             let (peer, choice) = (self.messenger.peer(link)?, self.messenger.choice(link)?);
             let node = self.peers.at(link)?;
-            let passed_over = choice.passed_over.iter();
-            Some(LinkStatus {
-                id: node,
-                peer: peer.to_string(),
-                is_node: node < FIRST_CLIENT,
-                transport: choice.provider.to_string(),
-                passed_over: passed_over
-                    .map(|(provider, reason)| format!("{provider}: {reason}"))
-                    .collect(),
-            })
+            Some(LinkStatus::new(node, peer.to_string(), choice))
         });
         known.collect()
     }

@@ -1,5 +1,7 @@
 //! Report of a node about itself.
 
+use connections::choice::Choice;
+use protocol::cluster::FIRST_CLIENT;
 use protocol::{NodeId, UnitMap};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +64,22 @@ pub struct LinkStatus {
     pub transport: String,
     /// Faster transports, and why each was not taken.
     pub passed_over: Vec<String>,
+}
+
+impl LinkStatus {
+    /// A link to a peer with this identity and name, over the transport that was chosen for it.
+    pub fn new(id: NodeId, peer: String, choice: &Choice) -> LinkStatus {
+        let passed_over = choice.passed_over.iter();
+        LinkStatus {
+            id,
+            peer,
+            is_node: id < FIRST_CLIENT,
+            transport: choice.provider.to_string(),
+            passed_over: passed_over
+                .map(|(provider, reason)| format!("{provider}: {reason}"))
+                .collect(),
+        }
+    }
 }
 
 /// Work of a node since it started.
