@@ -675,6 +675,7 @@ impl Client {
             });
         }
         let has_closed = *pending.operation == Operation::CloseSession && outcome.is_done();
+        self.own_change_ended(&pending.operation);
         match (&*pending.operation, file) {
             (operation, Some(file)) if operation.is_change() => self.active.layouts.forget(file),
             (
@@ -686,7 +687,7 @@ impl Client {
             _ => {}
         }
         if !pending.is_told {
-            self.tell(pending.ticket, outcome, keep);
+            self.tell(now, pending.ticket, outcome, keep);
         }
         if has_closed {
             self.end_session();

@@ -89,6 +89,12 @@ pub enum Defect {
     LayoutBeforeTails,
     /// Layouts are relied on though there may be another primary.
     IgnoreValidity,
+    /// Layouts are relied on without the version word after their lease has ended.
+    ReadAfterLease,
+    /// Layouts are relied on without the version word under a lease that began after theirs had ended.
+    ReadUnderLaterLease,
+    /// Layouts are relied on without the version word though the session has changed the file.
+    ForgetOwnChanges,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
     /// A reserved lock is granted to another owner.
@@ -189,7 +195,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 80] = [
+    pub const ALL: [Defect; 83] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -235,6 +241,9 @@ impl Defect {
         Defect::IgnoreChecksums,
         Defect::LayoutBeforeTails,
         Defect::IgnoreValidity,
+        Defect::ReadAfterLease,
+        Defect::ReadUnderLaterLease,
+        Defect::ForgetOwnChanges,
         Defect::ForgetRefused,
         Defect::ForgetHolds,
         Defect::GrantReservedLock,

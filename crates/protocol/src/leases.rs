@@ -107,6 +107,7 @@ pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
         }
         Operation::Attributes { file }
         | Operation::Read { file, .. }
+        | Operation::Layout { file, .. }
         | Operation::SetAttributes { file, .. }
             if is_done =>
         {

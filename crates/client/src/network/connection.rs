@@ -422,10 +422,15 @@ impl Connection {
         let primary = self.primary();
         let link = self.links.of(primary);
         let provider = link.and_then(|link| self.messenger.provider(link));
+        let near = self.links.near(&self.messenger);
         // A primary in this process is called: nothing is faster.
         let is_inside = self.entry.as_ref().is_some_and(|it| it.node() == primary);
-        let mode = self.memories.mode(provider.filter(|_| !is_inside));
+        let mode = match is_inside {
+            true => self.memories.mode(None, false),
+            false => self.memories.mode(provider, !near.is_empty()),
+        };
         self.client.set_mode(mode);
+        self.client.set_near(near);
     }
 
     /// Asks a member to export its memory.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use connections::control::{self, Address};
 use connections::messenger::{DialId, LinkId, Messenger};
+use fabric::Provider;
 use protocol::{ClusterMap, NodeId};
 
 /// Pause after an attempt that failed, and the longest: it doubles in between.
@@ -72,6 +73,13 @@ impl Links {
     /// The node that a link is to, once the map names it.
     pub fn node(&self, link: LinkId) -> Option<NodeId> {
         self.links.get(&link).and_then(|link| link.node)
+    }
+
+    /// Nodes on this host.
+    pub fn near(&self, messenger: &Messenger) -> Vec<NodeId> {
+        let is_near = |link: &LinkId| messenger.provider(*link) == Some(Provider::Shm);
+        let near = self.links.iter().filter(|(id, _)| is_near(id));
+        near.filter_map(|(_, link)| link.node).collect()
     }
 
     pub fn all(&self) -> Vec<LinkId> {

@@ -58,8 +58,8 @@ impl MemberMemories {
         self.in_flight.len()
     }
 
-    /// Which side moves the data, with a primary at the other end of this transport.
-    pub fn mode(&self, provider: Option<Provider>) -> Mode {
+    /// Which side moves the data, with a primary at the other end of this transport, and members on this host or none.
+    pub fn mode(&self, provider: Option<Provider>, has_near: bool) -> Mode {
         let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
         match self.io {
             Io::Client if self.writes => Mode::CLIENT_ACTIVE,
@@ -67,7 +67,7 @@ impl MemberMemories {
                 write: NEVER,
                 read: 0,
             },
-            Io::Auto if is_passive => Mode::ClientActive {
+            Io::Auto if is_passive || has_near => Mode::ClientActive {
                 write: NEVER,
                 read: LEAST_READ,
             },
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_client_that_chooses_itself_reads_one_sided_where_the_target_is_passive() {
-        let mode = |io, writes, provider| MemberMemories::new(io, writes).mode(provider);
+        let mode = |io, writes, provider| MemberMemories::new(io, writes).mode(provider, false);
         let active = |write, read| Mode::ClientActive { write, read };
         for provider in [None, Some(Provider::Shm), Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Server, true, provider), Mode::ServerActive);
@@ -236,5 +236,7 @@ mod tests {
         for other in [None, Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Auto, true, other), Mode::ServerActive);
         }
+        let beside_a_replica = MemberMemories::new(Io::Auto, true).mode(Some(Provider::Tcp), true);
+        assert_eq!(beside_a_replica, active(NEVER, LEAST_READ));
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! A write of whole blocks goes into blocks of the session's grant, at all members in sync, and one commit makes these
 //! blocks a part of the file. A read takes the data from any member in sync and then the version word from the primary:
-//! if it equals the layout's, and the blocks match the layout, the data was current. In all other cases the operation
-//! goes by message.
+//! if it equals the layout's, and the blocks match the layout, the data was current. Under a lease of the file the primary
+//! need not be asked. In all other cases the operation goes by message.
 
 mod layouts;
+mod leased;
 mod read;
 mod transfer;
 mod write;
@@ -40,6 +41,8 @@ pub(super) enum Run {
 #[derive(Default)]
 pub(super) struct Active {
     keys: BTreeMap<NodeId, u64>,
+    /// Members with memory that is accessed without a network.
+    near: BTreeSet<NodeId>,
     keys_asked_at: u64,
     alive_asked_at: u64,
     looked_at: u64,
@@ -128,6 +131,11 @@ impl Client {
         self.active.out.pop_front()
     }
 
+    /// Reads prefer these members from now on: their memory is accessed without a network.
+    pub fn set_near(&mut self, members: impl IntoIterator<Item = NodeId>) {
+        self.active.near = members.into_iter().collect();
+    }
+
     /// A member's memory can be accessed with this key from now on. A host with a fabric that needs more than the key
     /// for that gets the messages with keys itself ([`Body::Key`]), and calls this later.
     pub fn handle_key(&mut self, member: NodeId, key: u64) {
@@ -181,6 +189,7 @@ impl Client {
     /// Everything in flight fails. Returns the requests that belonged to it.
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);
+        self.active.near = active.near;
         for ticket in active.runs.into_keys() {
             self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }
@@ -191,7 +200,7 @@ impl Client {
     }
 
     /// How a request ended: its user is notified, or the run that it is for continues.
-    pub(super) fn tell(&mut self, ticket: Ticket, outcome: Outcome, keep: Keep) {
+    pub(super) fn tell(&mut self, now: u64, ticket: Ticket, outcome: Outcome, keep: Keep) {
         if self.active.granting == Some(ticket) {
             self.active.granting = None;
             return self.granted(&outcome);
@@ -205,7 +214,7 @@ impl Client {
         };
         match self.active.runs.get(&run) {
             Some(Run::Write(_)) => self.committed(run, outcome),
-            Some(Run::Read(_)) => self.laid_out(run, &outcome),
+            Some(Run::Read(_)) => self.laid_out(now, run, &outcome, keep),
             _ => self.finish(run, outcome),
         }
     }

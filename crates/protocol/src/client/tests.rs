@@ -318,3 +318,145 @@ fn local_reads_wait_for_writes_that_are_only_sent_and_for_a_new_primary() {
     let client = client.with_mode(Mode::CLIENT_ACTIVE);
     assert_eq!(client.may_read_locally(), None);
 }
+
+/// Answers the newest request for a layout of one block, with a lease of this number. Returns whether there was one.
+fn lay_out(client: &mut Client, now: u64, version: u64, number: u64) -> bool {
+    let requests = said(client).into_iter().filter_map(|(request, body)| {
+        let is_layout = matches!(body, Body::Request { operation, .. } if matches!(*operation, Operation::Layout { .. }));
+        is_layout.then_some(request)
+    });
+    let Some(request) = requests.last() else {
+        return false;
+    };
+    let layout = Layout {
+        version,
+        version_offset: 64,
+        size: BLOCK as u64,
+        extents: vec![Extent {
+            offset: 0,
+            image_offset: 1 << 20,
+            blocks: 1,
+            checksums: vec![pmem::checksum::crc32c(&[1; BLOCK])],
+        }],
+    };
+    let grant = Grant {
+        number,
+        lasts_ns: 1000,
+        covers: crate::leases::Covers {
+            subject: number > 0,
+            ..Default::default()
+        },
+    };
+    let body = Body::Reply {
+        slot: NO_SLOT,
+        outcome: Outcome::with_data(layout.encode()),
+        position: 0,
+        confirmed: 0,
+        grant,
+    };
+    hear_at(client, now, request, body);
+    true
+}
+
+fn hear_at(client: &mut Client, now: u64, request: u64, body: Body) {
+    let envelope = Envelope {
+        cluster: Options::default().cluster,
+        epoch: 1,
+        session: SESSION,
+        request,
+        ..Envelope::default()
+    };
+    client.handle_decoded(now, Message { envelope, body });
+}
+
+/// Submits a read at this time.
+fn read_at(client: &mut Client, now: u64) -> Ticket {
+    let read = Operation::Read {
+        file: FileId::default(),
+        offset: 0,
+        length: BLOCK as u32,
+        note_read: false,
+    };
+    client.submit(now, read, Acknowledge::Primary)
+}
+
+/// Gives the client the data that it reads. Returns the members that it reads from, of each transfer.
+fn transferred(client: &mut Client, now: u64) -> Vec<(NodeId, u64)> {
+    let mut all = Vec::new();
+    loop {
+        let transfers = transfers(client);
+        if transfers.is_empty() {
+            return all;
+        }
+        for transfer in transfers {
+            all.push((transfer.to, transfer.length()));
+            let bytes = match transfer.length() {
+                8 => 5_u64.to_le_bytes().to_vec(),
+                length => vec![1; length as usize],
+            };
+            client.handle_transfer(now, transfer.wr_id, TransferOutcome::Read(bytes.into()));
+        }
+    }
+}
+
+#[test]
+fn under_a_lease_a_near_replica_is_read_and_the_primary_is_not_asked() {
+    let mut client = active().with_leases();
+    client.set_near([1]);
+    read_at(&mut client, 10);
+    said(&mut client);
+    client.handle_key(0, 7);
+    client.handle_key(1, 7);
+    hear_at(&mut client, 10, 0, Body::SessionOpened { slots: 4 });
+    let alive = Body::Alive {
+        confirmed: 0,
+        valid_ns: 1 << 40,
+    };
+    hear_at(&mut client, 10, 10, alive);
+    client.handle_timeout(10);
+    assert!(lay_out(&mut client, 20, 5, 3));
+    let (data, version) = ((1, BLOCK as u64), (0, 8));
+    assert_eq!(transferred(&mut client, 30), [data]);
+    read_at(&mut client, 40);
+    assert_eq!(transferred(&mut client, 40), [data]);
+    // Own changes end the use of the lease until a layout was asked for after them.
+    let owner = Operation::SetLock {
+        file: FileId::default(),
+        lock: operations::Lock {
+            space: operations::LockSpace::Ranges,
+            kind: operations::LockKind::Read,
+            start: 0,
+            end: 0,
+            owner: 1,
+            handle: 1,
+            process: 1,
+        },
+    };
+    client.submit(50, owner, Acknowledge::Primary);
+    read_at(&mut client, 50);
+    assert_eq!(transferred(&mut client, 50), [data, version]);
+    let answer = Body::Reply {
+        slot: 0,
+        outcome: Outcome::done(),
+        position: 10,
+        confirmed: 10,
+        grant: Grant::default(),
+    };
+    said(&mut client);
+    hear_at(&mut client, 60, 1, answer);
+    read_at(&mut client, 60);
+    assert!(lay_out(&mut client, 60, 5, 4));
+    assert_eq!(transferred(&mut client, 70), [data]);
+    // A lease that is recalled when the data arrives does not count; the next read asks for a layout.
+    read_at(&mut client, 80);
+    let recall = Body::Recall {
+        inode: 0,
+        number: 5,
+    };
+    hear_at(&mut client, 80, 0, recall);
+    assert_eq!(transferred(&mut client, 80), [data, version]);
+    read_at(&mut client, 90);
+    assert_eq!(transferred(&mut client, 90), []);
+    assert!(lay_out(&mut client, 90, 5, 0));
+    assert_eq!(transferred(&mut client, 90), [data, version]);
+}

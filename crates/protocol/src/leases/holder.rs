@@ -11,6 +11,8 @@ const HELD_LEAST: usize = 1024;
 
 struct HeldLease {
     until: u64,
+    /// Number of the time without a gap for which it has been held.
+    term: u64,
     /// Names in the directory may be kept.
     has_entries: bool,
 }
@@ -57,6 +59,7 @@ pub(crate) struct Holder {
     sweep_at: [usize; 2],
     /// When the last lease ends.
     until: u64,
+    last_term: u64,
 }
 
 impl Holder {
@@ -109,10 +112,16 @@ impl Holder {
             .into_iter()
             .chain(plain)
         {
+            self.last_term += 1;
+            let term = self.last_term;
             let held = self.held.entry(inode).or_insert(HeldLease {
                 until,
+                term,
                 has_entries: false,
             });
+            if held.until <= now {
+                held.term = term;
+            }
             held.until = held.until.max(until);
             held.has_entries |= has_entries;
             self.until = self.until.max(until);
@@ -125,6 +134,12 @@ impl Holder {
     pub fn held<'a>(&self, now: u64, inodes: &'a [u64]) -> impl Iterator<Item = u64> + use<'a, '_> {
         let is_held = move |inode: &u64| self.held.get(inode).is_some_and(|it| it.until > now);
         inodes.iter().copied().filter(is_held)
+    }
+
+    /// Number of the time for which the lease of an inode has been held without a gap, if it is held now.
+    pub fn term(&self, now: u64, inode: u64) -> Option<u64> {
+        let held = self.held.get(&inode).filter(|held| held.until > now);
+        held.map(|held| held.term)
     }
 
     /// The primary has extended leases until a time. Returns those that count: a lease that has ended or was recalled is not

@@ -20,10 +20,19 @@ struct Noted {
     version: Option<u64>,
 }
 
+/// When the primary last answered with a layout of a file, and the term of the lease under which it did.
+#[derive(Default)]
+struct Answered {
+    at: u64,
+    term: Option<u64>,
+}
+
 /// Layouts of parts of files, each `LAYOUT_MAX` bytes long.
 #[derive(Default)]
 pub(in crate::client) struct Layouts {
     parts: BTreeMap<(FileId, u64), Layout>,
+    /// Of the files with parts.
+    answered: BTreeMap<FileId, Answered>,
     noted: BTreeMap<FileId, Noted>,
 }
 
@@ -55,10 +64,16 @@ impl Layouts {
         Ok(layout)
     }
 
-    /// Inserts a layout into the cache.
+    /// Inserts a layout into the cache, with the term of the lease under which it came.
     /// If there are too many, those of files with identities far from this one's are dropped first:
     /// half of them, so that it happens rarely.
-    pub fn insert(&mut self, file: FileId, start: u64, layout: Layout) {
+    pub fn insert(
+        &mut self,
+        now: u64,
+        (file, start): (FileId, u64),
+        layout: Layout,
+        term: Option<u64>,
+    ) {
         // All parts of one file show one version: another one is of no use.
         let version = layout.version;
         if self
@@ -85,6 +100,35 @@ impl Layouts {
             noted.version.get_or_insert(version);
         }
         self.parts.insert((file, start), layout);
+        // All parts show this version, so the lease is good for all of them.
+        let answered = self.answered.entry(file).or_default();
+        answered.at = now;
+        answered.term = term.or(answered.term);
+        if self.answered.len() > self.parts.len() {
+            let parts = &self.parts;
+            let has_parts = |file: &FileId| parts.range((*file, 0)..=(*file, u64::MAX)).next();
+            self.answered.retain(|file, _| has_parts(file).is_some());
+        }
+    }
+
+    /// The term of the lease under which layouts of the file with this version came.
+    pub fn term(&self, file: FileId, version: u64) -> Option<u64> {
+        let first = self.first(file);
+        let answered = self.answered.get(&file);
+        answered
+            .filter(|_| first.is_some_and(|it| it.version == version))?
+            .term
+    }
+
+    /// Whether the primary has answered with no layout of the file since this time.
+    pub fn is_older(&self, file: FileId, since: u64) -> bool {
+        self.answered.get(&file).is_none_or(|it| it.at < since)
+    }
+
+    /// A change that concerns these files has ended: their layouts came under leases that do not tell of it.
+    pub fn forget_leases(&mut self, concerns: impl Fn(&FileId) -> bool) {
+        let concerned = self.answered.iter_mut().filter(|(file, _)| concerns(file));
+        concerned.for_each(|(_, it)| it.term = None);
     }
 
     /// The primary has answered a read that it was to note.
@@ -114,6 +158,7 @@ impl Layouts {
     pub fn forget(&mut self, file: FileId) {
         if self.first(file).is_some() {
             self.parts.retain(|(of, _), _| *of != file);
+            self.answered.remove(&file);
         }
     }
 }
@@ -141,16 +186,16 @@ mod tests {
     fn parts_of_a_file_are_kept_until_it_changes() {
         let mut layouts = Layouts::default();
         for part in 0..2048 {
-            layouts.insert(file(1), part * LAYOUT_MAX, layout(5));
+            layouts.insert(0, (file(1), part * LAYOUT_MAX), layout(5), None);
         }
         assert!(
             layouts
                 .get(file(1), part_of(2048 * LAYOUT_MAX - 1))
                 .is_some()
         );
-        layouts.insert(file(1), 0, layout(6));
+        layouts.insert(0, (file(1), 0), layout(6), None);
         assert!(layouts.get(file(1), LAYOUT_MAX).is_none(), "it is older");
-        layouts.insert(file(2), 0, layout(7));
+        layouts.insert(0, (file(2), 0), layout(7), None);
         layouts.forget(file(1));
         assert!(layouts.get(file(1), 0).is_none() && layouts.get(file(2), 0).is_some());
         layouts.forget(file(2));
@@ -170,9 +215,9 @@ mod tests {
         let mut layouts = Layouts::default();
         let range = LAYOUT_MAX - 10..2 * LAYOUT_MAX - 10;
         assert_eq!(layouts.find(file(1), range.clone()), Err(0));
-        layouts.insert(file(1), 0, part(0));
+        layouts.insert(0, (file(1), 0), part(0), None);
         assert_eq!(layouts.find(file(1), range.clone()), Err(LAYOUT_MAX));
-        layouts.insert(file(1), LAYOUT_MAX, part(LAYOUT_MAX));
+        layouts.insert(0, (file(1), LAYOUT_MAX), part(LAYOUT_MAX), None);
         assert_eq!(layouts.find(file(1), range).unwrap().extents.len(), 2);
         let one = layouts.find(file(1), LAYOUT_MAX..2 * LAYOUT_MAX);
         assert_eq!(one, Ok(part(LAYOUT_MAX)));
@@ -184,12 +229,12 @@ mod tests {
         assert!(!layouts.is_noted(file(1), 5));
         layouts.note(file(1), 5);
         assert!(layouts.is_noted(file(1), 5));
-        layouts.insert(file(1), 0, layout(7));
+        layouts.insert(0, (file(1), 0), layout(7), None);
         assert!(layouts.is_noted(file(1), 6) && !layouts.is_noted(file(1), 5 + NOTED_NS));
         layouts.forget(file(1));
         assert!(!layouts.is_noted(file(1), 6), "it may have changed");
         layouts.note(file(1), 7);
-        layouts.insert(file(1), 0, layout(8));
+        layouts.insert(0, (file(1), 0), layout(8), None);
         assert!(layouts.is_noted(file(1), 8));
     }
 
@@ -197,7 +242,7 @@ mod tests {
     fn the_number_of_parts_is_bounded() {
         let mut layouts = Layouts::default();
         for number in 0..10 * PARTS_MAX as u64 {
-            layouts.insert(file(number % 3), number * LAYOUT_MAX, layout(1));
+            layouts.insert(0, (file(number % 3), number * LAYOUT_MAX), layout(1), None);
             assert!(layouts.parts.len() <= PARTS_MAX);
             assert!(layouts.get(file(number % 3), number * LAYOUT_MAX).is_some());
         }

@@ -1,9 +1,9 @@
-//! Reading from the members' memories: data first, then the version word of the primary.
+//! Reading from the members' memories: data first, then the version word of the primary, unless there is a lease.
 
 use operations::Bytes;
 
 use super::transfer::{TransferKind, TransferOutcome};
-use super::{BLOCK, Client, Extent, Layout, Run, Ticket};
+use super::{BLOCK, Client, Extent, Keep, Layout, Run, Ticket};
 use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::active::LAYOUT_MAX;
@@ -26,8 +26,9 @@ struct Piece {
 enum Step {
     /// No transfer is in flight.
     Waiting,
-    /// The primary was asked for the layout of the part that begins here.
-    Asking { start: u64 },
+    /// The primary was asked for the layout of the part that begins here. `is_clean`: no change of this session that concerns the
+    /// file has been answered since.
+    Asking { start: u64, is_clean: bool },
     /// Data is being read, and the version word behind it.
     Data,
 }
@@ -71,6 +72,23 @@ impl Reading {
             self.tries += 1;
         }
         had_begun
+    }
+
+    /// The file that is read.
+    pub(super) fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// Whether no change of this session that concerns the file was answered since the layout was asked for.
+    pub(super) fn is_clean(&self) -> bool {
+        matches!(self.step, Step::Asking { is_clean: true, .. })
+    }
+
+    /// A change of this session that concerns the file was answered.
+    pub(super) fn soil(&mut self) {
+        if let Step::Asking { is_clean, .. } = &mut self.step {
+            *is_clean = false;
+        }
     }
 
     fn end(&self) -> u64 {
@@ -135,14 +153,25 @@ impl Client {
         let Some(members) = self.reached(now) else {
             return self.read_by_message(ticket);
         };
-        if self.is_behind(file) || !self.is_valid(now) {
+        if self.is_behind(file) {
             return;
         }
-        match self.active.layouts.find(file, offset..end) {
-            Ok(layout) => self.read_data(now, ticket, layout, &members),
-            Err(start) => {
+        let found = self.active.layouts.find(file, offset..end);
+        let version = found.as_ref().map_or(0, |layout| layout.version);
+        if !self.is_leased(now, file, version) && !self.is_valid(now) {
+            return;
+        }
+        match found {
+            Ok(layout) if !self.wants_lease(now, file, version) => {
+                self.read_data(now, ticket, layout, &members);
+            }
+            _ => {
+                let start = found.err().unwrap_or(offset / LAYOUT_MAX * LAYOUT_MAX);
+                // The answer may come without another.
+                self.active.layouts.forget_leases(|it| *it == file);
                 if let Some(reading) = self.reading(ticket) {
-                    reading.step = Step::Asking { start };
+                    let is_clean = true;
+                    reading.step = Step::Asking { start, is_clean };
                 }
                 let layout = Operation::Layout {
                     file,
@@ -154,8 +183,8 @@ impl Client {
         }
     }
 
-    /// Member to read from: of the members in sync the one with the fewest reads of this client in flight, round robin
-    /// if several have as few. All have the contents of the layout, or it would not have been answered. Where checksums
+    /// Member to read from: of the near members in sync, or else of all, the one with the fewest reads of this client in flight,
+    /// round robin if several have as few. All have the contents of the layout, or it would not have been answered. Where checksums
     /// cannot reveal that a member has left meanwhile, only the primary qualifies.
     fn reads_from(&self, layout: &Layout, members: &[NodeId]) -> NodeId {
         let is_checked = |extent: &Extent| !extent.checksums.is_empty();
@@ -163,8 +192,10 @@ impl Client {
             return self.map.primary;
         }
         let (turn, count) = (self.next_number as usize, members.len());
-        let load =
-            |(index, node): &(usize, &NodeId)| (self.reads_at(**node), (index + turn) % count);
+        let load = |(index, node): &(usize, &NodeId)| {
+            let is_far = !self.active.near.contains(node);
+            (is_far, self.reads_at(**node), (index + turn) % count)
+        };
         let least = members.iter().enumerate().min_by_key(load);
         least.map_or(self.map.primary, |(_, node)| *node)
     }
@@ -175,6 +206,7 @@ impl Client {
             return;
         };
         let (offset, end) = (reading.offset, reading.end());
+        let reading_file = reading.file;
         let mut pieces = Vec::new();
         for extent in &layout.extents {
             let first = offset.max(extent.offset).saturating_sub(extent.offset) / BLOCK;
@@ -194,15 +226,18 @@ impl Client {
                 bytes: None,
             });
         }
-        let is_one_batch = self.options.ordered_reads && from == self.map.primary;
+        let is_leased = self.is_leased(now, reading_file, layout.version);
+        let is_one_batch = self.options.ordered_reads && from == self.map.primary && !is_leased;
         let has_data = !pieces.is_empty();
         if let Some(reading) = self.reading(ticket) {
             reading.layout = layout;
             reading.pieces = pieces;
             reading.step = Step::Data;
         }
-        if is_one_batch || !has_data {
-            self.read_version(now, ticket);
+        match has_data {
+            true if is_one_batch => self.read_version(now, ticket),
+            true => {}
+            false => self.data_arrived(now, ticket),
         }
     }
 
@@ -256,23 +291,43 @@ impl Client {
         match reading.version {
             Some((_, Some(version))) => self.check_read(now, ticket, version),
             Some(_) => {}
-            None => self.read_version(now, ticket),
+            None => self.data_arrived(now, ticket),
+        }
+    }
+
+    /// All data is there, and the version word was not asked for: under a lease it need not be.
+    fn data_arrived(&mut self, now: u64, ticket: Ticket) {
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        let (file, version) = (reading.file, reading.layout.version);
+        match self.is_leased(now, file, version) {
+            true => self.end_read(ticket, true),
+            false => self.read_version(now, ticket),
         }
     }
 
     /// The version word was read after the data. If it is the layout's, and there was no other primary when it was read,
     /// then nothing had changed when the data was read.
     fn check_read(&mut self, now: u64, ticket: Ticket, version: u64) {
-        let ignores_checksums = self.defects.has(Defect::IgnoreChecksums);
         let ignores_version = self.defects.has(Defect::IgnoreVersion);
         let is_valid = now < self.active.valid_until || self.defects.has(Defect::IgnoreValidity);
         let Some(reading) = self.reading(ticket) else {
             return;
         };
         let is_current = version == reading.layout.version || ignores_version;
+        self.end_read(ticket, is_valid && is_current);
+    }
+
+    /// The data counts if nothing had changed and its blocks match the layout.
+    fn end_read(&mut self, ticket: Ticket, is_current: bool) {
+        let ignores_checksums = self.defects.has(Defect::IgnoreChecksums);
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
         let data = reading.assemble(ignores_checksums);
         let file = reading.file;
-        match data.filter(|_| is_valid && is_current) {
+        match data.filter(|_| is_current) {
             Some(data) => {
                 let outcome = Outcome::with_data(data);
                 self.one_sided.1 += 1;
@@ -293,18 +348,22 @@ impl Client {
         }
     }
 
-    /// A layout came.
-    pub(super) fn laid_out(&mut self, ticket: Ticket, outcome: &Outcome) {
+    /// A layout came, with a lease perhaps.
+    pub(super) fn laid_out(&mut self, now: u64, ticket: Ticket, outcome: &Outcome, keep: Keep) {
+        let Some(Run::Read(reading)) = self.active.runs.get(&ticket) else {
+            return;
+        };
+        let (file, term) = (reading.file, self.term_of(now, reading, keep));
         let Some(reading) = self.reading(ticket) else {
             return;
         };
-        let file = reading.file;
-        let Step::Asking { start } = std::mem::replace(&mut reading.step, Step::Waiting) else {
+        let Step::Asking { start, .. } = std::mem::replace(&mut reading.step, Step::Waiting) else {
             return;
         };
         match Layout::decode(outcome.data()) {
             Ok(layout) if outcome.is_done() => {
-                self.active.layouts.insert(file, start, layout);
+                let at = (file, start);
+                self.active.layouts.insert(now, at, layout, term);
             }
             _ => self.read_by_message(ticket),
         }
