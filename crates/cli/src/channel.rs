@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use client::FileSystem;
-use fuse::AccessTimes;
+use fuse::{AccessTime, AccessTimes};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use store::Store;
@@ -34,7 +34,9 @@ const GROW: &str = "grow ";
 pub const INFO: &str = "info";
 /// Asks whether the pool is open for changes: answered by [`YES`] or [`NO`].
 pub const IS_WRITABLE: &str = "writable";
-/// Sets which reads change access times, those of files and those of directories: `times yes no`.
+/// Asks whether every read reaches the process that serves the mount: answered by [`YES`] or [`NO`].
+pub const SEES_ALL_READS: &str = "reads";
+/// Sets which reads change access times, and whether reads of directories do: `times relatime no`.
 pub const TIMES: &str = "times ";
 pub const YES: &str = "yes";
 pub const NO: &str = "no";
@@ -100,12 +102,15 @@ fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
     }
     if let Some((files, directories)) = asked.strip_prefix(TIMES).and_then(|it| it.split_once(' '))
     {
-        served.access_times.set(files == YES, directories == YES);
+        let files = AccessTime::from_option(files)?;
+        served.access_times.set(files, directories == YES);
         return Some(DONE.to_owned());
     }
+    let yes_or_no = |it| if it { YES } else { NO }.to_owned();
     match asked {
         INFO => Some(describe(pool, &served.store)),
-        IS_WRITABLE => Some(if served.is_writable { YES } else { NO }.to_owned()),
+        IS_WRITABLE => Some(yes_or_no(served.is_writable)),
+        SEES_ALL_READS => Some(yes_or_no(served.access_times.sees_all_reads())),
         _ => None,
     }
 }

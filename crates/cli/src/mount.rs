@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use client::{FileSystem, Source};
-use fuse::{Locks, MountOptions, Remount};
+use fuse::{AccessTime, Locks, MountOptions, Remount};
 use pmem::{Access, Region};
 use store::{Options, Store};
 
@@ -217,10 +217,15 @@ fn remount(target: &Path, options: &str) -> Outcome {
             "cannot remount {directory} read-write: its pool was opened read-only; unmount it and mount it again without ro"
         )));
     }
-    fuse::remount(&mount, &change)?;
     let (files, directories) = change.access_times();
-    let word = |yes| if yes { channel::YES } else { channel::NO };
-    let line = format!("{}{} {}", channel::TIMES, word(files), word(directories));
+    if files == AccessTime::Always && ask(channel::SEES_ALL_READS)? != channel::YES {
+        return Err(Failure::Failed(format!(
+            "cannot remount {directory} with strictatime: the kernel's cache answers reads there; unmount it and mount it again with strictatime"
+        )));
+    }
+    fuse::remount(&mount, &change)?;
+    let directories = if directories { channel::YES } else { channel::NO };
+    let line = format!("{}{} {directories}", channel::TIMES, files.option());
     ask(&line).map(drop)
 }
 

@@ -92,7 +92,7 @@ fn errors_are_as_reviewed() {
     }
     for arguments in [
         &["mount", "-o", "sync,cache=writeback", &pool, "/mnt"][..],
-        &["mount", "-o", "strictatime", &pool, "/mnt"],
+        &["mount", "-o", "strictatime,cache=writeback", &pool, "/mnt"],
         &["mount", &pool],
         &["chmod", "u+q", &inside("/d")],
         &["chown", "no-such-user", &inside("/d")],

@@ -3,7 +3,7 @@
 mod common;
 mod transport;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -11,7 +11,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use common::{Scratch, TAKO, apart, tako};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -322,6 +322,39 @@ fn options_are_kept() {
     place.unmount();
 }
 
+/// Only the first mount matters: the kernel sends reads of files that were opened while it was strict.
+#[test]
+fn strict_access_times_change_while_a_mount_goes_on() {
+    let place = Background::new();
+    let file = format!("{}/file", place.directory);
+    let options = format!("{},strictatime", transport::options());
+    tako(&["mount", "-o", &options, &place.pool, &place.directory]).ended(0);
+    fs::write(&file, "contents").unwrap();
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    let is_noted = || {
+        let times = fs::FileTimes::new().set_accessed(later);
+        File::open(&file).unwrap().set_times(times).unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"contents");
+        fs::metadata(&file).unwrap().accessed().unwrap() < later
+    };
+    assert!(is_noted());
+    for (changed, notes) in [
+        ("relatime", false),
+        ("strictatime", true),
+        ("ro", false),
+        ("rw", true),
+        ("noatime", false),
+    ] {
+        let changed = format!("remount,{changed}");
+        tako(&["mount", "-o", &changed, &place.directory]).ended(0);
+        // A mount that is read-only keeps the time that was set before.
+        if changed != "remount,ro" {
+            assert_eq!(is_noted(), notes, "{changed}");
+        }
+    }
+    place.unmount();
+}
+
 #[test]
 fn options_change_while_a_mount_goes_on() {
     let place = Background::new();
@@ -349,7 +382,7 @@ fn options_change_while_a_mount_goes_on() {
     assert_eq!(fs::read(&file).unwrap(), b"other contents");
     assert_eq!(accessed(), before);
     assert!(remount("threads=2", 2).contains("'threads=2' cannot be changed"));
-    assert!(remount("strictatime", 2).contains("relatime"));
+    assert!(remount("strictatime", 1).contains("mount it again with strictatime"));
     place.unmount();
 
     // One that was opened read-only is never written to.

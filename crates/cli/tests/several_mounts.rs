@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use backing::Backing;
 use lab::call::{Answer, Call, System};
@@ -103,6 +103,25 @@ fn mounts_in_turns_are_like_the_model() {
             if let Err(failure) = run_seed(seed, &Mix::mounted(), 300, make) {
                 panic!("{count} mounts, {options}: {failure}");
             }
+        }
+        end(&backing, mounts);
+    }
+}
+
+#[test]
+fn every_read_at_one_mount_sets_the_access_time_that_another_shows() {
+    for options in ["ack=all,strictatime", "io=client,strictatime"] {
+        let (backing, mounts) = mounts(2, options);
+        let later = SystemTime::now() + Duration::from_secs(3600);
+        let (file, other) = (mounts[0].path("file"), mounts[1].path("file"));
+        let data = vec![7; 64 << 10];
+        fs::write(&file, &data).unwrap();
+        for round in 0..3 {
+            let times = fs::FileTimes::new().set_accessed(later);
+            File::open(&other).unwrap().set_times(times).unwrap();
+            assert_eq!(fs::read(&file).unwrap(), data);
+            let accessed = fs::metadata(&other).unwrap().accessed().unwrap();
+            assert!(accessed < later, "{options} {round}");
         }
         end(&backing, mounts);
     }

@@ -134,8 +134,8 @@ calls! {
     fn drop_privileges(set_id: bool) -> ();
     /// Sets the flags that keep a file or directory from being changed.
     fn set_flags(flags: FileFlags) -> ();
-    /// Updates the access time after a read, as `relatime` does.
-    fn note_read() -> ();
+    /// Updates the access time after a read, as `relatime` does, or `always`.
+    fn note_read(always: bool) -> ();
     /// Keeps the inode alive without a name until [`Backend::release`].
     fn hold() -> ();
     /// Ends `count` holds. The last one of an inode without a name frees it.

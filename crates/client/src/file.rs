@@ -207,7 +207,7 @@ impl File {
         let (from, to) = ((&self.inode, offset), (&to.inode, to_offset));
         let count = self.backend.copy_range(from, to, length)?;
         if !self.flags.no_access_time {
-            self.backend.note_read(&self.inode)?;
+            self.backend.note_read(&self.inode, false)?;
         }
         Ok(count)
     }

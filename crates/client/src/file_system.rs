@@ -348,14 +348,14 @@ impl FileSystem {
         Ok(self.backend.read(&self.node(number)?, offset, into)?)
     }
 
-    /// The same, and notes it as [`FileSystem::note_read`].
+    /// The same, and notes it as [`FileSystem::note_read`] does, but not always.
     pub fn read_noted(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         Ok(self.backend.read_noted(&self.node(number)?, offset, into)?)
     }
 
-    /// Records a read of a file or directory: its access time changes if it changed since, or after a day.
-    pub fn note_read(&self, number: u64) -> Result<(), Error> {
-        Ok(self.backend.note_read(&self.node(number)?)?)
+    /// Records a read of a file or directory: its access time changes `always`, or if it changed since, or after a day.
+    pub fn note_read(&self, number: u64, always: bool) -> Result<(), Error> {
+        Ok(self.backend.note_read(&self.node(number)?, always)?)
     }
 
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.

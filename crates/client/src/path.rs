@@ -174,7 +174,7 @@ impl FileSystem {
                 return Err(store::Error::InvalidArgument("this is not a symbolic link").into());
             }
             let target = self.backend().read_link(&node)?;
-            self.backend().note_read(&node)?;
+            self.backend().note_read(&node, false)?;
             Ok(std::ffi::OsString::from_vec(target).into())
         })
     }
@@ -246,7 +246,7 @@ impl FileSystem {
                 }
                 true
             })?;
-            self.backend().note_read(&node)?;
+            self.backend().note_read(&node, false)?;
             Ok(entries)
         })
     }

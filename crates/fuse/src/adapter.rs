@@ -35,7 +35,8 @@ use zerocopy::FromBytes;
 
 use crate::MountOptions;
 use crate::answer::{self, put};
-use crate::options::{self, AccessTimes, Cache};
+use crate::access_times::{AccessTime, AccessTimes};
+use crate::options::{self, Cache};
 use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
@@ -494,11 +495,13 @@ impl Adapter {
     /// Notes a read that succeeded, unless access times are not wanted.
     fn noted<T>(&self, number: u64, result: Result<T, Error>) -> Result<T, Errno> {
         let value = result.map_err(|error| errno(&error))?;
-        if self.is_noted(0) {
-            let noted = self.file_system.note_read(number);
-            noted.map_err(|error| errno(&error))?;
-        }
-        Ok(value)
+        let always = match self.access_times.files() {
+            AccessTime::Never => return Ok(value),
+            AccessTime::Relative => false,
+            AccessTime::Always => true,
+        };
+        let noted = self.file_system.note_read(number, always);
+        noted.map(|()| value).map_err(|error| errno(&error))
     }
 
     /// The same of a directory that was read from `cookie` on. Where noting takes a message, only its start counts.
@@ -512,11 +515,6 @@ impl Adapter {
             true => self.noted(number, result),
             false => result.map_err(|error| errno(&error)),
         }
-    }
-
-    /// Whether reading through a file that was opened with these flags changes its access time.
-    fn is_noted(&self, flags: u32) -> bool {
-        self.access_times.files() && flags & libc::O_NOATIME as u32 == 0
     }
 
     /// The kernel has forgotten these inodes. A failure to release them is nothing that it could act on.

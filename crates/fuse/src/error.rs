@@ -76,11 +76,6 @@ pub enum Error {
         /// The other.
         other: &'static str,
     },
-    /// Reads that the kernel's cache answers are not seen here.
-    #[error(
-        "mount option 'strictatime' cannot be kept, since reads from the kernel's cache do not reach the file system; use relatime, or noatime"
-    )]
-    StrictAccessTimes,
     /// A mount option that fusermount3 does not set.
     #[error("mount option '{0}' takes root; mount as root, or leave it out")]
     TakesRoot(&'static str),

@@ -19,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{getgid, getuid};
 
 use crate::mountinfo::{self, FILE_SYSTEM_TYPE};
-use crate::{Error, MountOptions};
+use crate::{AccessTime, Error, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
@@ -188,8 +188,11 @@ pub(crate) fn attach(directory: &Path, options: &MountOptions) -> Result<OwnedFd
 }
 
 pub(crate) fn flags(options: &MountOptions) -> MountFlags {
-    let mut flags = MountFlags::RELATIME;
-    flags.set(MountFlags::NOATIME, !options.access_times);
+    let mut flags = match options.access_times {
+        AccessTime::Never => MountFlags::NOATIME,
+        AccessTime::Relative => MountFlags::RELATIME,
+        AccessTime::Always => MountFlags::STRICTATIME,
+    };
     flags.set(MountFlags::NODIRATIME, !options.directory_access_times);
     flags.set(MountFlags::NOSYMFOLLOW, !options.follow_links);
     flags.set(MountFlags::RDONLY, options.read_only);
@@ -214,7 +217,7 @@ fn attach_by_helper(directory: &Path, options: &MountOptions) -> Result<OwnedFd,
         ("ro", options.read_only),
         ("allow_other", options.allow_other),
         ("noexec", !options.execute),
-        ("noatime", !options.access_times),
+        ("noatime", options.access_times == AccessTime::Never),
         ("nosymfollow", !options.follow_links),
     ];
     words.extend(

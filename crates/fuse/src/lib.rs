@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_times;
 mod adapter;
 mod answer;
 mod enable_uring;
@@ -30,11 +31,12 @@ mod session;
 mod translate;
 mod wire;
 
+pub use access_times::{AccessTime, AccessTimes};
 pub use error::Error;
 pub use kernel::{make_free, mount_point, unmount, unmount_lazily, wait_for_close};
 pub use mount::{Mount, mount};
 pub use mountinfo::{Mounted, mounts};
 pub use notify::Notifier;
-pub use options::{AccessTimes, Cache, Choice, Locks, MountOptions};
+pub use options::{Cache, Choice, Locks, MountOptions};
 pub use remount::{Remount, remount};
 pub use session::Transport;

@@ -15,7 +15,7 @@ use crate::adapter::Adapter;
 use crate::enable_uring::{self, KeptOn};
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
-use crate::options::AccessTimes;
+use crate::access_times::AccessTimes;
 use crate::session::{MountSession, Transport};
 use crate::{Error, MountOptions, Notifier};
 

@@ -2,14 +2,13 @@
 
 use std::num::NonZero;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::Error;
+use crate::{AccessTime, Error};
 
 /// The options that [`MountOptions::from_str`] understands, for its error message.
 pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, relatime, \
-                                noatime, diratime, nodiratime, symfollow, nosymfollow, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
+                                strictatime, noatime, diratime, nodiratime, symfollow, nosymfollow, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
                                 locks=kernel|shared, transport=auto|uring|classic, switch, noswitch, fsname=NAME";
 
 /// Options of a mount.
@@ -41,9 +40,9 @@ pub struct MountOptions {
     pub devices: bool,
     /// Let programs be run. `noexec`
     pub execute: bool,
-    /// Note reads in access times, if the file changed since or a day has passed; the default. `relatime`, `noatime`
-    pub access_times: bool,
-    /// The same of directories, where it is done at all. `diratime`, `nodiratime`
+    /// Which reads set access times. `relatime`, `strictatime`, `noatime`
+    pub access_times: AccessTime,
+    /// Whether reads of directories set them too. `diratime`, `nodiratime`
     pub directory_access_times: bool,
     /// Follow symbolic links; with `nosymfollow` they can only be read. Most helpers of other users refuse that.
     pub follow_links: bool,
@@ -81,36 +80,6 @@ pub enum Choice {
     Classic,
 }
 
-/// Which reads change access times: those of files, and among them those of directories. May change while mounted.
-#[derive(Debug, Default)]
-pub struct AccessTimes {
-    files: AtomicBool,
-    directories: AtomicBool,
-}
-
-impl AccessTimes {
-    /// The setting of a mount with these options.
-    pub(crate) fn of(options: &MountOptions) -> AccessTimes {
-        let times = AccessTimes::default();
-        let files = options.access_times && !options.read_only;
-        times.set(files, options.directory_access_times);
-        times
-    }
-
-    /// Sets whether reads of files, and of directories, change access times.
-    pub fn set(&self, files: bool, directories: bool) {
-        self.files.store(files, Ordering::Relaxed);
-        self.directories.store(directories, Ordering::Relaxed);
-    }
-
-    pub(crate) fn files(&self) -> bool {
-        self.files.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn directories(&self) -> bool {
-        self.directories.load(Ordering::Relaxed)
-    }
-}
 
 impl Default for MountOptions {
     fn default() -> MountOptions {
@@ -127,7 +96,7 @@ impl Default for MountOptions {
             set_user: false,
             devices: false,
             execute: true,
-            access_times: true,
+            access_times: AccessTime::Relative,
             directory_access_times: true,
             follow_links: true,
         }
@@ -149,7 +118,9 @@ impl FromStr for MountOptions {
                 _ => {}
             }
         }
-        match synchronous {
+        // The page cache is left out, and so would not collect writes.
+        let strict = options.access_times == AccessTime::Always;
+        match synchronous.or(strict.then_some("strictatime")) {
             // Writes would be collected in spite of it.
             Some(option) if options.cache == Cache::Writeback => Err(Error::OptionsConflict {
                 option: option.into(),
@@ -161,6 +132,15 @@ impl FromStr for MountOptions {
 }
 
 impl MountOptions {
+    /// Which reads of files set access times, and whether those of directories do too.
+    pub(crate) fn noted_reads(&self) -> (AccessTime, bool) {
+        let files = match self.read_only {
+            true => AccessTime::Never,
+            false => self.access_times,
+        };
+        (files, self.directory_access_times)
+    }
+
     /// Applies one option, or none if it is not understood.
     pub(crate) fn set(&mut self, option: &str) -> Option<()> {
         let (name, value) = option
@@ -177,8 +157,11 @@ impl MountOptions {
             ("nodev", None) => self.devices = false,
             ("exec", None) => self.execute = true,
             ("noexec", None) => self.execute = false,
-            ("relatime" | "atime", None) => self.access_times = true,
-            ("noatime", None) => self.access_times = false,
+            ("relatime" | "atime" | "nostrictatime", None) => {
+                self.access_times = AccessTime::Relative
+            }
+            ("strictatime", None) => self.access_times = AccessTime::Always,
+            ("noatime", None) => self.access_times = AccessTime::Never,
             ("diratime", None) => self.directory_access_times = true,
             ("nodiratime", None) => self.directory_access_times = false,
             ("symfollow", None) => self.follow_links = true,
@@ -211,7 +194,7 @@ impl MountOptions {
 }
 
 /// Options that are true of every mount here, or for the programs that read /etc/fstab.
-const FOR_OTHERS: [&str; 22] = [
+const FOR_OTHERS: [&str; 21] = [
     "default_permissions",
     "defaults",
     "auto",
@@ -231,7 +214,6 @@ const FOR_OTHERS: [&str; 22] = [
     "dirsync",
     "lazytime",
     "nolazytime",
-    "nostrictatime",
     "silent",
     "loud",
 ];
@@ -249,7 +231,6 @@ fn refused(option: &str) -> Error {
         Some("cache") => "strict, writeback or none",
         Some("locks") => "kernel or shared",
         Some("transport") => "auto, uring or classic",
-        _ if option == "strictatime" => return Error::StrictAccessTimes,
         _ => return Error::Option(option.into()),
     };
     Error::OptionValue {
@@ -280,13 +261,27 @@ mod tests {
             set_user: true,
             devices: true,
             execute: false,
-            access_times: false,
+            access_times: AccessTime::Never,
             directory_access_times: false,
             follow_links: false,
             ..MountOptions::default()
         };
         assert_eq!(options, expected);
         assert_eq!("".parse::<MountOptions>().unwrap(), MountOptions::default());
+    }
+
+    #[test]
+    fn the_last_option_about_access_times_counts() {
+        for (text, expected) in [
+            ("", AccessTime::Relative),
+            ("noatime,strictatime", AccessTime::Always),
+            ("strictatime,nostrictatime", AccessTime::Relative),
+            ("strictatime,noatime", AccessTime::Never),
+            ("strictatime,ro", AccessTime::Never),
+        ] {
+            let options: MountOptions = text.parse().unwrap();
+            assert_eq!(options.noted_reads(), (expected, true), "{text}");
+        }
     }
 
     #[test]
@@ -303,7 +298,7 @@ mod tests {
             "fsname=",
             "locks=none",
             "ro=1",
-            "strictatime",
+            "strictatime=1",
             "remount",
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();
@@ -313,7 +308,11 @@ mod tests {
 
     #[test]
     fn synchronous_writes_are_not_collected() {
-        for text in ["sync,cache=writeback", "cache=writeback,dirsync"] {
+        for text in [
+            "sync,cache=writeback",
+            "cache=writeback,dirsync",
+            "strictatime,cache=writeback",
+        ] {
             let error = text.parse::<MountOptions>().unwrap_err().to_string();
             assert!(error.contains("cache=writeback"), "{error}");
         }

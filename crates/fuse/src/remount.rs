@@ -4,10 +4,10 @@ use rustix::io::Errno;
 
 use crate::kernel;
 use crate::options::is_for_others;
-use crate::{Error, MountOptions, Mounted};
+use crate::{AccessTime, Error, MountOptions, Mounted};
 
 /// Options that can be changed while mounted.
-pub(crate) const CHANGEABLE: [&str; 15] = [
+pub(crate) const CHANGEABLE: [&str; 16] = [
     "ro",
     "rw",
     "suid",
@@ -17,6 +17,7 @@ pub(crate) const CHANGEABLE: [&str; 15] = [
     "exec",
     "noexec",
     "relatime",
+    "strictatime",
     "atime",
     "noatime",
     "diratime",
@@ -41,16 +42,18 @@ impl Remount {
             set_user: !has("nosuid"),
             devices: !has("nodev"),
             execute: !has("noexec"),
-            access_times: !has("noatime"),
+            access_times: match (has("noatime"), has("relatime")) {
+                (true, _) => AccessTime::Never,
+                (_, true) => AccessTime::Relative,
+                // The kernel's table has no word for it.
+                _ => AccessTime::Always,
+            },
             directory_access_times: !has("nodiratime"),
             follow_links: !has("nosymfollow"),
             ..MountOptions::default()
         };
         let was_read_only = options.read_only;
         for option in text.split(',').filter(|option| !option.is_empty()) {
-            if option == "strictatime" {
-                return Err(Error::StrictAccessTimes);
-            }
             let is_known = option == "remount" || is_for_others(option) || has(option);
             let is_set = CHANGEABLE.contains(&option) && options.set(option).is_some();
             if !is_set && !is_known {
@@ -68,10 +71,9 @@ impl Remount {
         self.was_read_only && !self.options.read_only
     }
 
-    /// Whether reads of files, and of directories, are to change access times.
-    pub fn access_times(&self) -> (bool, bool) {
-        let files = self.options.access_times && !self.options.read_only;
-        (files, self.options.directory_access_times)
+    /// Which reads of files are to set access times, and whether those of directories are to.
+    pub fn access_times(&self) -> (AccessTime, bool) {
+        self.options.noted_reads()
     }
 }
 
@@ -102,7 +104,7 @@ mod tests {
     fn other_options_stay() {
         let change = Remount::parse(&mount(), "remount,ro,noatime").unwrap();
         assert!(change.options.read_only && !change.options.set_user);
-        assert_eq!(change.access_times(), (false, true));
+        assert_eq!(change.access_times(), (AccessTime::Never, true));
         let flags = kernel::flags(&change.options);
         assert!(flags.contains(rustix::mount::MountFlags::NOSUID));
         assert!(!change.allows_changes());
@@ -117,11 +119,27 @@ mod tests {
             "cache=none",
             "user_id=7",
             "sideways",
-            "strictatime",
         ] {
             let error = Remount::parse(&mount(), option).unwrap_err().to_string();
             assert!(error.contains(option), "{error}");
         }
+    }
+
+    #[test]
+    fn strict_access_times_stay() {
+        let strict = Mounted {
+            options: "rw,nosuid,nodev,user_id=0".into(),
+            ..mount()
+        };
+        for (text, expected) in [
+            ("remount,noexec", AccessTime::Always),
+            ("remount,relatime", AccessTime::Relative),
+        ] {
+            let change = Remount::parse(&strict, text).unwrap();
+            assert_eq!(change.access_times(), (expected, true));
+        }
+        let change = Remount::parse(&mount(), "strictatime").unwrap();
+        assert_eq!(change.access_times(), (AccessTime::Always, true));
     }
 
     #[test]
@@ -132,6 +150,6 @@ mod tests {
         };
         let change = Remount::parse(&read_only, "remount,rw").unwrap();
         assert!(change.allows_changes());
-        assert_eq!(change.access_times(), (true, true));
+        assert_eq!(change.access_times(), (AccessTime::Relative, true));
     }
 }

@@ -12,11 +12,12 @@ use std::os::unix::fs::{
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::common::{apart, options, run};
 use crate::mounted::{Directory, Mounted, errno, file_system};
 use fuse::Error;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_OMIT, utimensat};
 
 /// Makes the kernel ask for the contents of a file at its next reading.
 fn forget_cached(path: &Path) {
@@ -504,6 +505,43 @@ fn access_times_follow_reads() {
     assert_eq!(read(libc::O_NOATIME | libc::O_DIRECT), 1000);
     assert!(read(libc::O_DIRECT) > 2000);
     mounted.end();
+}
+
+/// Sets a time of access in the future, which `relatime` leaves.
+fn access_later(path: &Path) -> SystemTime {
+    let later = SystemTime::now() + Duration::from_secs(3600);
+    let seconds = later.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps {
+        last_access: time(seconds as i64, 0),
+        last_modification: time(0, UTIME_OMIT),
+    };
+    utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    later - Duration::from_secs(1)
+}
+
+#[test]
+fn every_read_sets_strict_access_times() {
+    for (options, always) in [("strictatime", true), ("", false)] {
+        let mounted = Mounted::new(options);
+        let paths = ["file", "directory", "link"].map(|name| mounted.path(name));
+        let [file, directory, link] = &paths;
+        fs::write(file, b"data").unwrap();
+        fs::create_dir(directory).unwrap();
+        symlink("file", link).unwrap();
+        // From the second time on the kernel could answer.
+        for round in 0..3 {
+            let later = paths.each_ref().map(|path| access_later(path));
+            assert_eq!(fs::read(file).unwrap(), b"data");
+            assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+            assert_eq!(fs::read_link(link).unwrap(), Path::new("file"));
+            for (path, later) in paths.iter().zip(later) {
+                let accessed = fs::symlink_metadata(path).unwrap().accessed().unwrap();
+                assert_eq!(accessed < later, always, "{options} {path:?} {round}");
+            }
+        }
+        mounted.end();
+    }
 }
 
 #[test]

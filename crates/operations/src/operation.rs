@@ -178,6 +178,8 @@ pub enum Operation {
     NoteRead {
         /// The file or directory.
         file: FileId,
+        /// Updates it in any case.
+        always: bool,
     },
     /// Outcome: data, shorter than asked for only at the end of the file.
     Read {
@@ -187,7 +189,7 @@ pub enum Operation {
         offset: u64,
         /// Length in bytes.
         length: u32,
-        /// Then [`Operation::NoteRead`].
+        /// Then [`Operation::NoteRead`], without `always`.
         note_read: bool,
     },
     /// Writes all of the data or nothing. Outcome: `offset` of the first byte, `count` of bytes.

@@ -141,7 +141,7 @@ impl Operation {
             | Operation::SetXattr { file, .. }
             | Operation::RemoveXattr { file, .. }
             | Operation::DropPrivileges { file, .. }
-            | Operation::NoteRead { file }
+            | Operation::NoteRead { file, .. }
             | Operation::Read { file, .. }
             | Operation::Write { file, .. }
             | Operation::Fallocate { file, .. }

@@ -175,9 +175,9 @@ impl Executor {
                 .node(*file)
                 .and_then(|node| self.store.inodes().drop_privileges(&node, *set_id))
                 .map(|()| done()),
-            Operation::NoteRead { file } => self
+            Operation::NoteRead { file, always } => self
                 .node(*file)
-                .and_then(|node| self.store.inodes().note_read(&node))
+                .and_then(|node| self.store.inodes().note_read(&node, *always))
                 .map(|()| done()),
             _ => return None,
         })

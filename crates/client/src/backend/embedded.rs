@@ -101,8 +101,8 @@ impl Embedded {
     }
 
     #[inline]
-    pub(super) fn note_read(&self, inode: &LiveInode) -> Result<()> {
-        Ok(self.0.inodes().note_read(inode)?)
+    pub(super) fn note_read(&self, inode: &LiveInode, always: bool) -> Result<()> {
+        Ok(self.0.inodes().note_read(inode, always)?)
     }
 
     #[inline]
@@ -325,7 +325,7 @@ impl Embedded {
         into: &mut [u8],
     ) -> Result<usize> {
         let length = self.0.files().read(inode, offset, into)?;
-        self.0.inodes().note_read(inode)?;
+        self.0.inodes().note_read(inode, false)?;
         Ok(length)
     }
 

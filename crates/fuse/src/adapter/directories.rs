@@ -4,6 +4,7 @@ use client::{Attributes, Entry};
 use rustix::io::Errno;
 
 use super::{Adapter, Answer};
+use crate::access_times::AccessTime;
 use crate::answer::{self, Listed, Listing, put};
 use crate::wire::{self, opened};
 
@@ -11,11 +12,14 @@ impl Adapter {
     /// The kernel keeps listings. Where other processes change directories, it asks for attributes before it uses one, unless it
     /// may keep them under a lease.
     pub(super) fn open_directory(&self, body: &mut [u8]) -> Answer {
-        if self.open_directory_unneeded {
+        if self.open_directory_unneeded && !self.access_times.sees_all_reads() {
             return Err(Errno::NOSYS);
         }
         let answer = wire::OpenOut {
-            flags: opened::KEEP_CACHE | opened::CACHE_DIR,
+            flags: match self.access_times.files() {
+                AccessTime::Always => 0,
+                _ => opened::KEEP_CACHE | opened::CACHE_DIR,
+            },
             ..wire::OpenOut::default()
         };
         Ok(put(body, &answer))

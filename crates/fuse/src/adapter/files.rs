@@ -5,6 +5,7 @@ use rustix::io::Errno;
 
 use super::locks::Locks;
 use super::{Adapter, Answer, put_xattr, room};
+use crate::access_times::AccessTime;
 use crate::answer::{self, put};
 use crate::flags::FlagsCommand;
 use crate::translate::{errno, fallocate_mode, further_groups, nanoseconds, now};
@@ -51,13 +52,15 @@ impl Adapter {
 
     /// Whether the kernel opens files without asking.
     pub(super) fn opens_by_itself(&self) -> bool {
-        self.open_unneeded && !self.direct && self.locks.is_none() && self.shared.is_none()
+        let asks = self.direct || self.access_times.sees_all_reads();
+        self.open_unneeded && !asks && self.locks.is_none() && self.shared.is_none()
     }
 
     /// The answer to opening a file with these pages.
     fn opened(&self, keeps: Result<u32, Error>) -> Result<wire::OpenOut, Errno> {
         let keeps = keeps.map_err(|error| errno(&error))?;
-        let flags = match self.direct {
+        let sends_reads = self.access_times.files() == AccessTime::Always;
+        let flags = match self.direct || sends_reads {
             true => opened::DIRECT_IO | opened::PARALLEL_DIRECT_WRITES,
             false => keeps,
         };
@@ -128,12 +131,18 @@ impl Adapter {
 
     pub(super) fn read(&self, number: u64, at: &wire::ReadIn, body: &mut [u8]) -> Answer {
         let room = room(body, at.size)?;
-        let read = if self.is_noted(at.flags) {
-            self.file_system.read_noted(number, at.offset, room)
-        } else {
-            self.file_system.read(number, at.offset, room)
+        let times = match at.flags & libc::O_NOATIME as u32 {
+            0 => self.access_times.files(),
+            _ => AccessTime::Never,
         };
-        read.map_err(|error| errno(&error))
+        let read = match times {
+            AccessTime::Relative => self.file_system.read_noted(number, at.offset, room),
+            _ => self.file_system.read(number, at.offset, room),
+        };
+        match times {
+            AccessTime::Always => self.noted(number, read),
+            _ => read.map_err(|error| errno(&error)),
+        }
     }
 
     pub(super) fn write(

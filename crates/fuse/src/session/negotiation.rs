@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::DATA_LENGTH_MAX;
-use crate::MountOptions;
+use crate::{AccessTime, MountOptions};
 use crate::adapter::Adapter;
 use crate::options::Locks;
 use crate::wire::{self, capability};
@@ -118,6 +118,9 @@ impl Offer {
             // Other processes change files: the kernel compares size and time when it asks for attributes.
             wanted |= capability::AUTO_INVAL_DATA;
             wanted &= !capability::EXPLICIT_INVAL_DATA;
+        }
+        if options.access_times == AccessTime::Always {
+            wanted &= !capability::CACHE_SYMLINKS;
         }
         if self.init.minor >= wire::MINOR_EXPIRE_ONLY {
             adapter.keep_names();

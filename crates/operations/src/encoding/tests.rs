@@ -106,7 +106,7 @@ fn of_attributes() -> Vec<Operation> {
         },
         Operation::RemoveXattr { file, name },
         Operation::DropPrivileges { file, set_id: true },
-        Operation::NoteRead { file },
+        Operation::NoteRead { file, always: true },
     ]
 }
 

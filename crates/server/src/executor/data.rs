@@ -80,7 +80,7 @@ impl Executor {
         data.truncate(read);
         let version = self.store.inodes().attributes(&node).version;
         if note_read {
-            self.store.inodes().note_read(&node)?;
+            self.store.inodes().note_read(&node, false)?;
         }
         Ok(shown(Outcome::with_data(data), version))
     }

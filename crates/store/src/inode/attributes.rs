@@ -117,27 +117,27 @@ const GROUP_EXECUTES: u32 = 0o010;
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Inodes {
-    /// Records a read of an inode: its access time changes if the inode changed since, or after a day, as Linux does
-    /// with `relatime`.
+    /// Records a read of an inode. Its access time changes if the inode changed since, or after a day, as Linux does
+    /// with `relatime`; or `always`, as with `strictatime`.
     #[inline]
-    pub fn note_read(&self, node: &LiveInode) -> Result<()> {
+    pub fn note_read(&self, node: &LiveInode, always: bool) -> Result<()> {
         let now = self.volume.now_ns();
-        if needs_access_time(&node.state.read(), now) {
-            self.set_access_time(node, now)?;
+        if needs_access_time(&node.state.read(), now, always) {
+            self.set_access_time(node, now, always)?;
         }
         Ok(())
     }
 
-    /// Whether [`Store::note_read`] would make a record now.
+    /// Whether [`Inodes::note_read`] would make a record now, unless `always` is set.
     pub fn owes_access_time(&self, node: &LiveInode) -> bool {
-        needs_access_time(&node.state.read(), self.volume.now_ns())
+        needs_access_time(&node.state.read(), self.volume.now_ns(), false)
     }
 
     #[cold]
-    fn set_access_time(&self, node: &LiveInode, now: i64) -> Result<()> {
+    fn set_access_time(&self, node: &LiveInode, now: i64, always: bool) -> Result<()> {
         let mut state = node.state.write();
         // Another thread may have recorded it meanwhile.
-        if state.mode != 0 && needs_access_time(&state, now) {
+        if state.mode != 0 && needs_access_time(&state, now, always) {
             let mut new = *state;
             new.accessed_ns = now;
             let mut change = Change::with_reserve(&self.volume);
@@ -182,10 +182,10 @@ impl Inodes {
     }
 }
 
-fn needs_access_time(inode: &Inode, now: i64) -> bool {
+fn needs_access_time(inode: &Inode, now: i64, always: bool) -> bool {
     let is_older = inode.accessed_ns <= inode.modified_ns.max(inode.changed_ns);
     let age = now.saturating_sub(inode.accessed_ns);
-    age != 0 && (is_older || age >= ACCESSED_AGE_MAX_NS)
+    age != 0 && (always || is_older || age >= ACCESSED_AGE_MAX_NS)
 }
 
 #[cfg(test)]

@@ -93,8 +93,9 @@ impl Remote {
         result.map(drop)
     }
 
-    pub(in super::super) fn note_read(&self, inode: &RemoteInode) -> Result<()> {
-        self.change(inode, Operation::NoteRead { file: inode.file })
+    pub(in super::super) fn note_read(&self, inode: &RemoteInode, always: bool) -> Result<()> {
+        let file = inode.file;
+        self.change(inode, Operation::NoteRead { file, always })
             .map(drop)
     }
 

@@ -302,7 +302,7 @@ impl Cache {
     fn changed(&self, operation: &Operation) -> Option<Vec<u64>> {
         let mut inodes = changed(operation);
         match operation {
-            Operation::NoteRead { file }
+            Operation::NoteRead { file, .. }
             | Operation::Read {
                 file,
                 note_read: true,
