@@ -231,7 +231,7 @@ fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
     }))
 }
 
-/// By name.
+/// Measures stat by name, where the kernel may keep the answer under a lease.
 fn stat_cached<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
     place.open("looked-at", OFlags::empty())?;
     Ok(mean(bench, move || {

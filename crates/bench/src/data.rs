@@ -51,7 +51,7 @@ pub const WORKLOADS: [Workload; 9] = [
     },
 ];
 
-/// At random offsets, persistent.
+/// Measures persistent overwrites at random offsets.
 fn overwrite(bench: &Bench, name: &str, size: usize, bar: Option<f64>) -> Result<Vec<Row>, Error> {
     let measured = interleave(bench.scale.rounds, overwrite_sides(bench, size)?)?;
     Ok(vec![measured.row(0, name, "tmpfs pwrite", bar)])
@@ -110,7 +110,7 @@ fn alone(measured: &Measured, lines: usize, limit_name: &str) -> Row {
     Row::new(&name, took).beside(limit_name, limit, measured.ratio((1, 0), (2, 0)), None)
 }
 
-/// At random offsets.
+/// Measures reads at random offsets.
 fn read(bench: &Bench, name: &str, size: usize, bar: Option<f64>) -> Result<Vec<Row>, Error> {
     let (tako, limit) = (bench.tako_file()?, bench.limit_file()?);
     let (effort, length) = (bench.scale.effort, bench.scale.file_length);

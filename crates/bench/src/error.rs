@@ -7,7 +7,7 @@ use rustix::io::Errno;
 /// Why the benchmarks ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Tako failed.
+    /// The pool that is measured failed.
     #[error("the pool that is measured: {0}")]
     Tako(#[from] client::Error),
     /// The memory for a pool could not be had.
@@ -30,31 +30,31 @@ pub enum Error {
     /// A read or write did less than it was asked to, with all the file there.
     #[error("{done} bytes were read or written instead of {wanted}; is the pool or /dev/shm full?")]
     Short {
-        /// Bytes it did.
+        /// Bytes that it transferred.
         done: usize,
         /// Bytes it was asked for.
         wanted: usize,
     },
-    /// A transport failed.
+    /// The transport that is measured failed.
     #[error("the transport that is measured: {0}")]
     Fabric(String),
     /// A socket to compare with failed.
     #[error("a socket, to compare with, failed: {0}")]
     Socket(#[from] std::io::Error),
-    /// Nothing can be mounted.
+    /// The mount that is measured failed.
     #[error("the mount that is measured: {0}")]
     Mount(String),
-    /// Nothing to run.
+    /// No measurement has this text in its name.
     #[error("no measurement has '{0}' in its name or its group's; without a name all of them run")]
     NoWorkload(String),
-    /// Nothing to tune.
+    /// No transport that can be tuned has this text in its name.
     #[error(
         "no transport that can be tuned has '{name}' in its name; choose one of {names}, or none for all of them"
     )]
     NotTuned {
-        /// The requested name.
+        /// Text that was given to select transports.
         name: String,
-        /// The known names.
+        /// Names of the transports that can be tuned.
         names: String,
     },
 }

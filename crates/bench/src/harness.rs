@@ -147,7 +147,7 @@ impl Random {
         Random(0x9e37_79b9_7f4a_7c15 ^ (seed << 1))
     }
 
-    /// A number below `bound`.
+    /// Returns the next pseudo-random number below `bound`.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// A value and its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quantity {
-    /// The number.
+    /// Value in the unit.
     pub value: f64,
     /// Unit: `ns`, `bytes`, `bytes/s` or `/s`.
     pub unit: &'static str,
@@ -22,7 +22,7 @@ pub struct Row {
     pub sides: &'static str,
     /// Name of the row.
     pub name: String,
-    /// Tako's figure.
+    /// Quantity that was measured of Tako.
     pub tako: Quantity,
     /// Name of the limit.
     pub limit_name: Option<String>,
@@ -30,7 +30,7 @@ pub struct Row {
     pub limit: Option<Quantity>,
     /// Tako's speed as a multiple of the limit's: the median of the rounds' ratios.
     pub ratio: Option<f64>,
-    /// Least ratio.
+    /// Least ratio to the limit that the project requires, if it requires any.
     pub bar: Option<f64>,
     /// Whether it is. Without a bar, it is.
     pub met: bool,
@@ -39,7 +39,7 @@ pub struct Row {
 /// A note about a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Note {
-    /// About what.
+    /// Subject of the note.
     pub name: &'static str,
     /// Text of the note.
     pub text: String,
@@ -78,7 +78,7 @@ impl Quantity {
     }
 }
 
-/// About three digits.
+/// Formats a number with about three significant digits.
 fn digits(value: f64) -> String {
     match value {
         10_000.0.. => format!("{value:.3e}"),

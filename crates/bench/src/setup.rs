@@ -43,7 +43,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Sizes for the documents.
+    /// Sizes of the runs that the documents quote.
     pub const FULL: Scale = Scale {
         rounds: 31,
         effort: Duration::from_millis(20),
@@ -54,7 +54,7 @@ impl Scale {
         flat_files: [1_000, 1_000_000],
     };
 
-    /// Less than a minute.
+    /// Sizes of a run that takes less than a minute.
     pub const QUICK: Scale = Scale {
         rounds: 7,
         effort: Duration::from_millis(8),
@@ -75,7 +75,7 @@ impl Scale {
 pub struct Bench {
     /// Sizes of the workloads.
     pub scale: Scale,
-    /// Where pools are made.
+    /// Directory in which pools are made.
     pub directory: PathBuf,
     /// The pool that most rows are about.
     pub file_system: FileSystem,
@@ -181,7 +181,7 @@ pub const NEW_DIRECTORY: NewInode<'static> = NewInode {
     ..NEW_FILE
 };
 
-/// Bytes to write.
+/// Returns `length` bytes to write, of a fixed pattern.
 pub fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 % 251) as u8).collect()
 }
@@ -198,7 +198,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// So many bytes.
+    /// Allocates `length` bytes that begin at a page.
     pub fn new(length: usize) -> Pages {
         let page = size_of::<Aligned>();
         let memory = bytes(length + page);

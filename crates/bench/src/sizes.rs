@@ -118,7 +118,7 @@ fn by_length(
     ])
 }
 
-/// The same in memory.
+/// Returns the side that copies the same bytes in memory.
 fn memory_side<'a>(
     effort: Duration,
     length: u64,

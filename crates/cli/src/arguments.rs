@@ -22,7 +22,7 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// One command.
+/// A command of the program, with its arguments.
 #[derive(Subcommand)]
 pub enum Command {
     /// Make a pool with an empty file system in it

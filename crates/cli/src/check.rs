@@ -19,7 +19,7 @@ use crate::sizes::show_size;
 struct Report {
     pool: String,
     clean: bool,
-    /// With `--repair`.
+    /// Findings that `--repair` repaired.
     #[serde(skip_serializing_if = "Option::is_none")]
     repaired: Option<Vec<Finding>>,
     findings: Vec<Finding>,

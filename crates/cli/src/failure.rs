@@ -17,7 +17,7 @@ pub enum Failure {
     Failed(String),
     /// An invalid request, as one sentence.
     Usage(String),
-    /// Everything was already printed.
+    /// The command has printed its failures itself.
     Silent,
     /// The reader of the output has ended, which is no failure: `tako cat … | head`.
     NoReader,
@@ -68,7 +68,7 @@ impl Failure {
         };
         use io::Write;
         // There is no other output to report this failure.
-        let _ = writeln!(io::stderr(), "tako: {sentence}");
+        let _ = writeln!(io::stderr(), "tako: {}", plain(&sentence));
         ExitCode::from(code)
     }
 }
@@ -123,11 +123,19 @@ impl From<fuse::Error> for Failure {
 
 /// The system's words for an error, as part of a sentence.
 pub fn reason(error: &io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = plain(&error.to_string());
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_lowercase());
     first.into_iter().chain(characters).collect()
+}
+
+/// A sentence without the numbers of system errors, since it has their words.
+pub fn plain(sentence: &str) -> String {
+    let mut parts = sentence.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + part.split_once(')').map_or("", |(_, rest)| rest)
+    })
 }
 
 /// Advice for an error number on a command line.
@@ -163,6 +171,15 @@ fn advice(errno: i32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sentences_have_no_error_numbers() {
+        let sentence =
+            "cannot connect to n1: no such file (os error 2); check it: refused (os error 111)";
+        let expected = "cannot connect to n1: no such file; check it: refused";
+        assert_eq!(plain(sentence), expected);
+        assert_eq!(plain(expected), expected);
+    }
 
     #[test]
     fn advice_fits_the_error_number() {

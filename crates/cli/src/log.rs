@@ -5,6 +5,8 @@ use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
+use crate::failure::plain;
+
 /// Where a daemon's messages are read, by whichever daemon keeps the log (syslog(3), systemd-journald(8)).
 const SYSTEM_LOG: &str = "/dev/log";
 /// Facility `daemon`, severity `error` (RFC 5424, 6.2.1).
@@ -22,6 +24,7 @@ pub enum Log {
 impl Log {
     /// Writes a line. A log that takes none is no reason to fail, nor to wait.
     pub fn write(self, line: impl Display) {
+        let line = plain(&line.to_string());
         match self {
             // At once, so that lines of several processes do not mix.
             Log::Terminal => {

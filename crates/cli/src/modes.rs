@@ -6,7 +6,7 @@ const STICKY: u32 = 0o1000;
 /// Octal digits from which on an octal mode names the set-id bits even if they are zero.
 const EXPLICIT_DIGITS: usize = 5;
 
-/// A change of permissions.
+/// Change of permissions, as chmod(1) takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModeChange {
     /// All permissions, and whether a directory's set-id bits are among them.
@@ -35,7 +35,7 @@ enum What {
 }
 
 impl ModeChange {
-    /// Reads a change.
+    /// Parses a change of permissions.
     pub fn parse(text: &str) -> Result<ModeChange, String> {
         let wrong = || format!("'{text}' is not a mode; give one such as 755 or u+x,go-w");
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -224,7 +224,11 @@ fn remount(target: &Path, options: &str) -> Outcome {
         )));
     }
     fuse::remount(&mount, &change)?;
-    let directories = if directories { channel::YES } else { channel::NO };
+    let directories = if directories {
+        channel::YES
+    } else {
+        channel::NO
+    };
     let line = format!("{}{} {directories}", channel::TIMES, files.option());
     ask(&line).map(drop)
 }

@@ -17,7 +17,7 @@ use crate::tree::{Host, Pool, Tree};
 pub enum Use {
     /// Nothing is written to the pool.
     Read,
-    /// Files are changed.
+    /// The command changes files.
     Change,
 }
 

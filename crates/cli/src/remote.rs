@@ -30,7 +30,7 @@ pub struct RemoteOptions {
     is_read_only: bool,
 }
 
-/// Its options, for messages.
+/// Options of a cluster's mount, for messages.
 pub const KNOWN: &str = "hard, soft, timeout=SECONDS, ack=sent|primary|all, io=server|client|auto, keys=DIR, transport=NAME, interface=NAME, data_queue=NUMBER";
 /// Highest number of an interface's queue.
 const QUEUE_MAX: u32 = 4095;

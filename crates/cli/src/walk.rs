@@ -16,11 +16,11 @@ pub enum Visit {
     Enter,
     /// A directory, after its contents.
     Leave,
-    /// Anything else.
+    /// Anything but a directory.
     Leaf,
 }
 
-/// One visit.
+/// One visit of a file or directory during a walk.
 pub struct Step<'a> {
     pub visit: Visit,
     /// Path below the directory where the walk began.

@@ -36,7 +36,7 @@ impl KeyedNode {
         }
     }
 
-    /// Starts its process again.
+    /// Restarts the node's process.
     fn serve(&mut self) {
         (self.child, self.port) = serve(&self.scratch);
     }

@@ -32,7 +32,7 @@ enum Hit {
     KillReplicas,
     StopPrimary,
     StopReplica,
-    /// In good order.
+    /// The primary ends in order and is started again.
     RestartPrimary,
     KillMount,
     KillMountAndPrimary,

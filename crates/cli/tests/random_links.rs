@@ -31,7 +31,7 @@ const OPERATIONS: u64 = 100;
 /// What happens in a round.
 #[derive(Clone, Copy, Debug)]
 enum Hit {
-    /// Until another one serves.
+    /// The primary is cut off until another member serves.
     CutPrimary,
     /// Until it is left out.
     CutReplica,

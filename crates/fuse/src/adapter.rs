@@ -34,8 +34,8 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use crate::MountOptions;
-use crate::answer::{self, put};
 use crate::access_times::{AccessTime, AccessTimes};
+use crate::answer::{self, put};
 use crate::options::{self, Cache};
 use crate::request::Request;
 use crate::translate::errno;

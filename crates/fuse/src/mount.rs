@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+use crate::access_times::AccessTimes;
 use crate::adapter::Adapter;
 use crate::enable_uring::{self, KeptOn};
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
-use crate::access_times::AccessTimes;
 use crate::session::{MountSession, Transport};
 use crate::{Error, MountOptions, Notifier};
 

@@ -80,7 +80,6 @@ pub enum Choice {
     Classic,
 }
 
-
 impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {

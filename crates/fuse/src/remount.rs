@@ -114,12 +114,7 @@ mod tests {
     fn options_that_the_mount_has_may_be_repeated() {
         let text = "remount,ro,nosuid,nodev,relatime,user_id=0,max_read=1048576,x-a.b";
         assert!(Remount::parse(&mount(), text).is_ok());
-        for option in [
-            "threads=3",
-            "cache=none",
-            "user_id=7",
-            "sideways",
-        ] {
+        for option in ["threads=3", "cache=none", "user_id=7", "sideways"] {
             let error = Remount::parse(&mount(), option).unwrap_err().to_string();
             assert!(error.contains(option), "{error}");
         }

@@ -36,7 +36,7 @@ pub enum Call {
     Unlink { path: String },
     /// Removes an empty directory.
     RemoveDirectory { path: String },
-    /// Moves a name.
+    /// Renames a file or directory.
     Rename {
         from: String,
         to: String,
@@ -220,7 +220,7 @@ impl Call {
     }
 }
 
-/// An error number.
+/// Error number of a failed call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -256,7 +256,7 @@ pub struct Facts {
 /// Result of a successful operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing more than that.
+    /// The call succeeded and returned nothing.
     Done,
     /// Number of bytes written.
     Written(usize),

@@ -44,7 +44,7 @@ pub struct Bounds {
     pub nested_images: usize,
     /// One fence in so many is examined.
     pub fences_one_in: u64,
-    /// Chooses among images.
+    /// Seed of the choice among images.
     pub seed: u64,
 }
 
@@ -392,7 +392,7 @@ const IMAGES_TO_GO_ON: usize = 16;
 /// A step of a long workload.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// An operation.
+    /// Executes an operation.
     Do(Call),
     /// An operation in which the power fails, at a moment and with an image that the number chooses.
     CrashIn(Call, u64),

@@ -208,7 +208,7 @@ impl Generator {
         }
     }
 
-    /// A number.
+    /// Returns the next pseudo-random number.
     pub fn number(&mut self) -> u64 {
         self.random.next_number()
     }

@@ -32,7 +32,7 @@ struct Image<'a> {
 pub enum Part {
     /// Every reachable byte.
     Whole,
-    /// All but data.
+    /// Every reachable byte except data of files.
     Metadata,
 }
 

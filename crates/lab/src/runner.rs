@@ -36,7 +36,7 @@ pub enum Step {
     Compare,
     /// The system is restarted, and the trees are compared.
     Restart {
-        /// In order, or killed.
+        /// Whether it ends in order, or is killed.
         orderly: bool,
     },
 }

@@ -36,7 +36,7 @@ fn link(from: &str, to: &str) -> Call {
     }
 }
 
-/// A name taken away.
+/// Returns a call that removes a name.
 pub fn unlink(path: &str) -> Call {
     Call::Unlink { path: path.into() }
 }
@@ -45,7 +45,7 @@ fn remove_directory(path: &str) -> Call {
     Call::RemoveDirectory { path: path.into() }
 }
 
-/// A name moved.
+/// Returns a call that renames a file.
 pub fn rename(from: &str, to: &str, mode: RenameMode) -> Call {
     Call::Rename {
         from: from.into(),
@@ -74,7 +74,7 @@ pub fn append(path: &str, length: usize) -> Call {
     }
 }
 
-/// A new size.
+/// Returns a call that sets a file's size.
 pub fn truncate(path: &str, size: u64) -> Call {
     Call::Truncate {
         path: path.into(),

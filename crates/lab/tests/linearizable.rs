@@ -18,7 +18,7 @@ const THREADS: u32 = 4;
 /// blocks, out-of-line blocks with a part of one.
 const LENGTHS: [usize; 4] = [64, 4096, 8192, 20_000];
 const DIRECTORIES: usize = 2;
-/// In each directory.
+/// Number of names in each directory.
 const NAMES: usize = 2;
 /// Contents of a file that differ from every single write.
 const TORN: u64 = u64::MAX;

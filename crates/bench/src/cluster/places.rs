@@ -36,7 +36,7 @@ const TCP: (&str, &str) = ("two members, tcp", "/mnt/tako-tcp");
 
 /// A directory of a mounted file system.
 pub struct Place {
-    /// Name in rows.
+    /// Name of the place in the report's rows.
     pub label: &'static str,
     pub directory: OwnedFd,
     /// A directory in a file system that others have mounted, which goes with this.

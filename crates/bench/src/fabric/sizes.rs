@@ -25,10 +25,10 @@ const PROVIDERS: [Provider; 2] = [Provider::Shm, Provider::Tcp];
 /// A message needs no place in the peer's memory that is known beforehand: it may be a little slower.
 const GOOD_ENOUGH: f64 = 0.9;
 
-/// Method of transfer.
+/// Method by which a request's data is transferred.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// In the message.
+    /// The message contains the data.
     Message,
     /// Written, and announced by the write itself.
     Pushed,

@@ -150,7 +150,7 @@ fn title(name: &str, size: usize, reads: bool) -> String {
 
 pub struct TransferMemory<'a> {
     pub near: &'a Registration,
-    /// Where in it.
+    /// Offset of the data in the near memory, in bytes.
     pub near_at: u64,
     pub remote: RemoteRegion,
     pub size: usize,

@@ -29,13 +29,13 @@ const NULL_SOURCE: &str = include_str!("null.c");
 
 /// A directory, served by another process.
 pub struct Mount {
-    /// Name in rows.
+    /// Name of the mount in the report's rows.
     pub label: &'static str,
     pub directory: OwnedFd,
     server: Option<Child>,
 }
 
-/// All of them.
+/// Mounts that a run compares.
 pub struct Mounts {
     /// Tako, by each transport that is to be had, the better first.
     pub tako: Vec<Mount>,

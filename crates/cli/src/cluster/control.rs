@@ -25,7 +25,7 @@ const DONE: &str = "done";
 const REQUEST_MAX: u64 = 64;
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// No report is longer.
+/// Longest report, in bytes.
 const REPORT_MAX: u64 = 4 << 20;
 
 /// Report of a node.
@@ -33,7 +33,7 @@ const REPORT_MAX: u64 = 4 << 20;
 pub struct Report {
     pub status: NodeStatus,
     pub map: ClusterMap,
-    /// Its mount inside.
+    /// Mount that the node's process serves.
     #[serde(default)]
     pub mount: Option<MountReport>,
     /// Its mounts of other clusters.

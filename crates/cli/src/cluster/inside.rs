@@ -103,7 +103,7 @@ impl Plans {
         Ok(Plans { own, peers })
     }
 
-    /// Begins to mount.
+    /// Starts to mount, on threads of their own.
     pub fn start(self, node: &Node, log: Log) -> Result<Mounts, Failure> {
         let own = self.own.map(|plan| {
             let addresses = node.addresses().to_vec();

@@ -72,7 +72,7 @@ struct NodeReport {
     group: Option<GroupStatus>,
     memory: Option<String>,
     survives: Option<String>,
-    /// Its mount inside.
+    /// Mount that the node's process serves.
     mount: Option<MountReport>,
     /// Its mounts of other clusters.
     peers: Vec<MountReport>,

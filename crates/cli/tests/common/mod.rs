@@ -107,7 +107,7 @@ pub fn tako(arguments: &[&str]) -> Run {
     }
 }
 
-/// The program.
+/// Path of the program under test.
 pub const TAKO: &str = env!("CARGO_BIN_EXE_tako");
 
 /// The program, ready to run.

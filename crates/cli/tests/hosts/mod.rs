@@ -89,7 +89,7 @@ impl Hosts {
         assert!(ip(&format!("-n {name} link set {INTERFACE} up")));
     }
 
-    /// How many there are.
+    /// Returns the number of hosts.
     pub fn count(&self) -> usize {
         self.names.len()
     }
@@ -147,7 +147,7 @@ impl Hosts {
             .all(|end| tc(&end.replace("qdisc", "qdisc replace"), form))
     }
 
-    /// Makes it fast again.
+    /// Restores the speed of the host's link.
     pub fn speed_up(&self, host: usize) {
         for end in self.ends_of(host) {
             // It was fast if this fails.

@@ -95,7 +95,7 @@ pub struct Work {
 /// How an operation has failed.
 #[derive(Debug)]
 enum Failed {
-    /// Nothing was done.
+    /// The operation had no effect.
     Before,
     /// It may have been done, or will be.
     Unknown(io::Error),
@@ -140,7 +140,7 @@ impl Work {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the files.
+    /// Creates the files that the work uses.
     pub fn prepare(&self, directory: &str) {
         for number in 0..FILES {
             let file = File::create_new(format!("{directory}/f{number}")).expect("a file");
@@ -460,7 +460,7 @@ fn open(root: &Path, file: u64) -> Result<File, io::Error> {
 
 /// A cluster with its mounts.
 pub trait Field {
-    /// A disturbance.
+    /// Type of a disturbance.
     type Hit: Copy + Debug;
 
     fn mounts(&mut self) -> &mut Vec<Mounted>;

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::DATA_LENGTH_MAX;
-use crate::{AccessTime, MountOptions};
 use crate::adapter::Adapter;
 use crate::options::Locks;
 use crate::wire::{self, capability};
+use crate::{AccessTime, MountOptions};
 
 /// Read-ahead and asynchronous direct requests that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 64;

@@ -48,7 +48,7 @@ pub struct Cost {
     pub ways: u64,
     /// All messages that it caused, also after its end.
     pub messages: u64,
-    /// Their bytes.
+    /// Bytes of these messages.
     pub bytes: u64,
 }
 
@@ -78,7 +78,7 @@ enum Event {
     },
 }
 
-/// A unit with clients.
+/// Simulated unit with its clients.
 struct Unit {
     queue: Queue<Event>,
     links: Links,
@@ -122,7 +122,7 @@ fn index(node: u32) -> usize {
 }
 
 impl Unit {
-    /// With one client.
+    /// Starts a unit with one client.
     fn new(
         members: u32,
         metadata_only: Option<u32>,
@@ -623,9 +623,9 @@ const WIDTH: u64 = 1250;
 /// Latency of consecutive writes of 64 B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// On average.
+    /// Mean duration.
     pub mean_ns: Time,
-    /// The slowest one.
+    /// Longest duration.
     pub most_ns: Time,
 }
 
@@ -668,7 +668,7 @@ const UNITS: [(&str, u32, Option<u32>); 4] = [
 /// The operation that is listed with parity too.
 const WITH_PARITY: &str = "write 64 KiB, `ack=all`";
 
-/// The table in `docs/PROTOCOL.md`.
+/// Measures all operations and returns the table of `docs/PROTOCOL.md`.
 pub fn table() -> Result<String, String> {
     let count = |parity| {
         let counted =

@@ -157,7 +157,7 @@ pub(super) struct Item {
     /// It has happened by then; [`NEVER`]: it may not happen at all.
     pub(super) completed: Moment,
     pub(super) action: Action,
-    /// Text for messages.
+    /// Text that describes the operation in messages.
     line: String,
 }
 
@@ -231,7 +231,7 @@ pub struct History {
 #[must_use = "keys that were given up are not proved right"]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Keys that are explained.
+    /// Number of keys with an order that explains their operations.
     pub keys: usize,
     /// Operations on all keys.
     pub operations: usize,

@@ -45,7 +45,7 @@ struct Pages {
 pub struct KernelCache {
     /// By inode: names of a directory, blocks of a file.
     kept: BTreeMap<u64, Vec<Kept>>,
-    /// By inode.
+    /// Cached pages by inode.
     pages: BTreeMap<u64, Pages>,
     /// Counts the changes by this machine of each inode, when they begin and when they end, and how often pages are dropped.
     changes: BTreeMap<u64, u64>,
@@ -132,7 +132,7 @@ impl KernelCache {
         self.pages.remove(&inode);
     }
 
-    /// The change was answered.
+    /// Ends a change of the inode, which was answered.
     pub fn end(&mut self, inode: u64) {
         *self.changes.entry(inode).or_default() += 1;
         if let Some(changing) = self.changing.get_mut(&inode) {

@@ -9,9 +9,9 @@ use super::time::Time;
 /// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// There is an order.
+    /// Some order explains all results.
     Explained,
-    /// There is none.
+    /// No order explains all results.
     Unexplained,
     /// The bound on configurations was reached.
     GaveUp,

@@ -19,7 +19,7 @@ const SLOW_NS: Time = 150 * MILLISECOND;
 /// A value for a watcher, on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice<M> {
-    /// When it arrives.
+    /// Time at which the notice arrives.
     pub at: Time,
     /// Receiver of the notice.
     pub watcher: u32,
@@ -27,7 +27,7 @@ pub struct Notice<M> {
     registration: u64,
     /// The version of the value.
     pub version: u64,
-    /// The value.
+    /// Map that the notice contains.
     pub value: M,
 }
 
@@ -37,7 +37,7 @@ struct Watcher {
     seen: u64,
 }
 
-/// The service.
+/// Simulated membership service.
 pub struct Membership<M> {
     version: u64,
     value: M,

@@ -96,11 +96,11 @@ impl Port {
     }
 }
 
-/// A member's machine.
+/// Machine of a member: its pool survives its processes.
 pub struct Machine {
     /// Its name on the fabric.
     pub node: u32,
-    /// Its clock.
+    /// Clock of the machine.
     pub clock: Clock,
     /// Counts its processes: messages for an earlier one are dropped.
     pub incarnation: u64,
@@ -162,7 +162,7 @@ pub enum Seen {
     FetchedInVain,
 }
 
-/// Output of a step.
+/// Messages and proposals that a step produced.
 #[derive(Default)]
 pub struct Step {
     /// Messages to send.

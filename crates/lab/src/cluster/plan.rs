@@ -146,7 +146,7 @@ pub enum Fault {
     },
     /// A client's one-sided writes into a member's memory are stuck, and arrive at the end.
     StuckWay {
-        /// Which client.
+        /// Client that the fault concerns.
         from: Party,
         /// The member with this memory.
         to: Party,

@@ -62,7 +62,7 @@ impl<E> Queue<E> {
         self.events.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no event is waiting.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }

@@ -24,7 +24,7 @@ struct Taken {
     client: u32,
     file: u64,
     parts: Vec<u64>,
-    /// When it asked first.
+    /// Time of its first request.
     asked: Time,
     at: Time,
 }
@@ -101,7 +101,7 @@ impl WaitLog {
         self.faults.push(line);
     }
 
-    /// Examines everything.
+    /// Checks the whole log of waits against the rules of waiting.
     pub fn check(&self, takeovers: &[Time]) -> Result<(), String> {
         if let Some(fault) = self.faults.first() {
             return Err(fault.clone());

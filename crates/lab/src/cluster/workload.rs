@@ -70,13 +70,13 @@ struct Unsynced {
     completed: Time,
 }
 
-/// One client's machine.
+/// Machine of a client: it outlives the client's processes.
 pub struct Worker {
     /// Its name on the fabric.
     pub node: u32,
-    /// Its clock.
+    /// Clock of the machine.
     pub clock: Clock,
-    /// Counts its processes.
+    /// Number of processes that the machine has started.
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
@@ -361,7 +361,7 @@ impl Worker {
         self.client.as_ref().and_then(Client::session)
     }
 
-    /// Reads of all blocks.
+    /// Returns operations that read all blocks.
     pub fn look(&self) -> Vec<Operation> {
         let blocks = |file: &FileId| {
             let file = *file;

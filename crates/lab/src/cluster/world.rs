@@ -50,7 +50,7 @@ pub struct Setup {
     pub clients: u32,
     /// How long clients work; faults end before.
     pub duration: Time,
-    /// Rules that are broken.
+    /// Planted defects.
     pub defects: Defects,
     /// Times and bounds of the protocol.
     pub options: Options,
@@ -203,7 +203,7 @@ fn clock(random: &mut Random) -> Clock {
     Clock::new(random.between(SECOND, 100 * SECOND), drift)
 }
 
-/// The simulation.
+/// Simulated cluster: members, clients, network, membership service and faults.
 pub struct World {
     setup: Setup,
     queue: Queue<Event>,

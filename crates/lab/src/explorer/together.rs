@@ -52,7 +52,7 @@ impl Progress {
         }
     }
 
-    /// One thread's part.
+    /// Executes the operations of one thread.
     fn perform(
         &self,
         thread: usize,

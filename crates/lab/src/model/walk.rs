@@ -11,7 +11,7 @@ const NAME_LENGTH_MAX: usize = 255;
 /// Without the zero that ends it in C.
 const PATH_LENGTH_MAX: usize = libc::PATH_MAX as usize - 1;
 
-/// Where a path leads.
+/// Inode or missing name at the end of a path.
 pub(super) struct ResolvedPath {
     /// The directory of its last name.
     pub(super) directory: u64,

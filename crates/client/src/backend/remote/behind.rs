@@ -374,8 +374,13 @@ impl Behind {
                     _ => Vec::new(),
                 };
                 let count = 1 + lost.iter().filter(|it| **it != file).count();
+                let why = match error {
+                    // A mount begins another session by itself.
+                    ErrorCode::SessionEnded => "the session with the cluster has ended".to_owned(),
+                    _ => error.to_string(),
+                };
                 (self.report)(&format!(
-                    "writes to {count} file(s) that were answered early are lost: {error}; the next fsync or close of each file reports it"
+                    "writes to {count} file(s) that were answered early are lost: {why}; the next fsync or close of each file reports it"
                 ));
             }
         }

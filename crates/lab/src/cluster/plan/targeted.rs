@@ -9,7 +9,7 @@ use super::{Cue, Fault, MILLISECOND, Maker, Party, SECOND, Time};
 const LONG: (Time, Time) = (4 * SECOND, 7 * SECOND);
 
 impl Maker {
-    /// One of the schedules.
+    /// Adds one of the schedules that are aimed at a rule.
     pub(super) fn aimed(&mut self, at: Time) {
         // There has to be time for what follows.
         let at = at / 2;

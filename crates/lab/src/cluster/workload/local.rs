@@ -8,7 +8,7 @@ use super::{BLOCK, BLOCKS, History, Id, Response, Time, Worker, answer, keys};
 
 /// A local read that is noted, and its answer may still come.
 pub struct Reading {
-    /// The read.
+    /// Operation that reads.
     pub operation: Operation,
     /// The session that reads.
     pub session: u64,

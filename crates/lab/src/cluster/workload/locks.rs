@@ -54,7 +54,7 @@ struct Wait {
     /// When it was asked for first, and the last time.
     asked: Time,
     repeated: Time,
-    /// When it is cancelled.
+    /// Time at which the wait is cancelled.
     cancelled_at: Time,
     /// A repetition is in flight, and the lock is asked for.
     is_asked: bool,
@@ -83,7 +83,7 @@ impl Locks {
         !self.held.is_empty() || self.wait.is_some() || self.is_busy
     }
 
-    /// The session has ended.
+    /// Forgets all locks and waits, since the session has ended.
     pub(super) fn end(&mut self, client: u32, now: Time, log: &mut WaitLog) {
         if let Some(wait) = self.wait.take() {
             wait.end(client, now, log);
@@ -159,7 +159,7 @@ impl Locks {
         Some(Operation::WaitLock { file, lock, wait })
     }
 
-    /// When something is due.
+    /// Returns the time of the next event, if any is planned.
     pub(super) fn due(&self) -> Option<Time> {
         let wait = self.wait.as_ref()?;
         let is_open = !wait.is_cancelled && !wait.is_taking;

@@ -29,7 +29,7 @@ enum Source {
     #[default]
     Free,
     Used,
-    /// It holds this value.
+    /// The file holds this value.
     Ready(u64),
 }
 
@@ -46,7 +46,7 @@ impl Rare {
         self.list.is_some() && operation.file() == self.list
     }
 
-    /// The session has ended.
+    /// Forgets operations in flight, since the session has ended.
     pub(super) fn end(&mut self) {
         self.source = Source::Free;
     }

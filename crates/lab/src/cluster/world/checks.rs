@@ -23,7 +23,7 @@ const NO_SLOT: u16 = u16::MAX;
 /// An answer that was given.
 struct Answered {
     outcome: Outcome,
-    /// Where its record ends.
+    /// Position at which its record ends.
     position: u64,
     /// Epoch of the primary that answered.
     epoch: u32,

@@ -70,7 +70,7 @@ pub enum Flight {
         transfer: Transfer,
         block: usize,
     },
-    /// Arrives at the client.
+    /// The answer arrives at the client.
     Back {
         sender: Sender,
         outcome: TransferOutcome,
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Something arrives.
+    /// Applies a transfer or an answer that arrives.
     pub(super) fn land(&mut self, now: Time, flight: Flight) -> Result<(), String> {
         match flight {
             Flight::Out {
