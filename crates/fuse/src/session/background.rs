@@ -9,7 +9,11 @@
 //! A thread in the background does not block while its client runs: it yields, and is ready when the client waits for
 //! the next answer. So it may be runnable for long without a request, while the client computes. The guard
 //! distinguishes the two cases by taking that thread out of the background alone: it blocks, or it answers.
+//!
+//! A request that waits for a cluster wakes threads of other processes, and those this one; in the background that takes
+//! longer. So a thread of a cluster's mount is in the background only while its requests are short.
 
+use std::cell::Cell;
 use std::fs;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -33,6 +37,10 @@ const MANY: u64 = 100;
 const PAUSE: [u32; 2] = [10, 640];
 /// Checks in the background after which the pause is reset.
 const CALM: u32 = 100;
+/// A request that takes so long may have waited for a cluster: twice what the longest one that waits for nothing takes.
+const LONG: Duration = Duration::from_micros(15);
+/// So many shorter ones in a row show that requests wait for nothing now.
+const SHORT_RUN: u32 = 8;
 
 /// The threads of a session's queues.
 pub(super) struct Background {
@@ -53,12 +61,16 @@ struct Seat {
     answered: AtomicU64,
     /// Number of its answered requests when it last blocked.
     blocked_at: AtomicU64,
+    /// Its requests wait: it stays out of the background.
+    waits: AtomicBool,
 }
 
 /// A thread's own side of it.
 pub(super) struct Answering<'a> {
     background: &'a Background,
     seat: &'a Seat,
+    /// Short requests since the last long one.
+    short_run: Cell<u32>,
 }
 
 impl Background {
@@ -72,13 +84,15 @@ impl Background {
         }
     }
 
-    /// This thread answers from now on.
-    pub(super) fn enter(&self, seat: usize) -> Answering<'_> {
+    /// This thread answers from now on. `may_wait` says that requests may wait for a cluster.
+    pub(super) fn enter(&self, seat: usize, may_wait: bool) -> Answering<'_> {
         let seat = &self.seats[seat];
+        seat.waits.store(may_wait, Ordering::SeqCst);
         seat.thread.store(gettid().as_raw_pid(), Ordering::Release);
         Answering {
             background: self,
             seat,
+            short_run: Cell::new(0),
         }
     }
 
@@ -99,10 +113,9 @@ impl Background {
     }
 
     fn set_all(&self, background: bool) {
-        self.is_on.store(background, Ordering::Relaxed);
-        for (_, thread) in self.threads() {
-            // One that has just ended needs nothing.
-            let _ = set_background(thread, background);
+        self.is_on.store(background, Ordering::SeqCst);
+        for (seat, thread) in self.threads() {
+            seat.set_background(thread, background);
         }
     }
 
@@ -198,8 +211,7 @@ impl Background {
         thread::park_timeout(TICK);
         let has_yielded = blocked_at() == answered;
         if has_yielded {
-            // One that has just ended needs nothing.
-            let _ = set_background(thread, true);
+            seat.set_background(thread, true);
         }
         !has_yielded
     }
@@ -218,6 +230,18 @@ impl Seat {
     fn pid(&self) -> Option<Pid> {
         Pid::from_raw(self.thread.load(Ordering::Acquire))
     }
+
+    /// Lets the thread be in the background or not. One whose requests wait never is, also if they begin to at this moment.
+    fn set_background(&self, thread: Pid, background: bool) {
+        let waits = || self.waits.load(Ordering::SeqCst);
+        // One that has just ended needs nothing.
+        if !background || !waits() {
+            let _ = set_background(thread, background);
+        }
+        if background && waits() {
+            let _ = set_background(thread, false);
+        }
+    }
 }
 
 /// Ticks per observation window.
@@ -235,11 +259,42 @@ impl Answering<'_> {
             self.background.wake();
         }
     }
+
+    /// Notes that a request was answered that may have waited for a cluster, and took so long.
+    pub(super) fn answered_within(&self, time: Duration) {
+        let waits = self.seat.waits.load(Ordering::Relaxed);
+        if time >= LONG {
+            self.short_run.set(0);
+            if !waits {
+                self.set_waits(true);
+            }
+        } else if waits {
+            self.short_run.set(self.short_run.get() + 1);
+            if self.short_run.get() >= SHORT_RUN {
+                self.set_waits(false);
+            }
+        }
+        self.answered();
+    }
+
+    fn set_waits(&self, waits: bool) {
+        self.seat.waits.store(waits, Ordering::SeqCst);
+        let is_on = || self.background.is_on.load(Ordering::SeqCst);
+        if !is_on() {
+            return;
+        }
+        self.seat.set_background(gettid(), !waits);
+        // The guard may have taken all out of it meanwhile.
+        if !waits && !is_on() {
+            self.seat.set_background(gettid(), false);
+        }
+    }
 }
 
 impl Scheduling for Answering<'_> {
     fn yields(&self) -> bool {
-        self.background.is_on.load(Ordering::Relaxed)
+        let is_on = self.background.is_on.load(Ordering::Relaxed);
+        is_on && !self.seat.waits.load(Ordering::Relaxed)
     }
 
     fn blocks(&self) {
@@ -284,7 +339,7 @@ mod tests {
     #[test]
     fn the_guard_ends_with_the_threads() {
         let background = Background::new(2);
-        let answering: Vec<_> = (0..2).map(|seat| background.enter(seat)).collect();
+        let answering: Vec<_> = (0..2).map(|seat| background.enter(seat, false)).collect();
         thread::scope(|scope| {
             let guard = scope.spawn(|| background.watch());
             answering.iter().for_each(Answering::answered);
@@ -299,7 +354,7 @@ mod tests {
         let _ = background.guard.set(thread::current());
         thread::scope(|scope| {
             scope.spawn(|| {
-                let answering = background.enter(0);
+                let answering = background.enter(0, false);
                 while !is_done.load(Ordering::Relaxed) {
                     answering.answered();
                 }
@@ -355,7 +410,7 @@ mod tests {
         thread::scope(|scope| {
             // It blocks outside of any background.
             scope.spawn(|| {
-                let answering = background.enter(0);
+                let answering = background.enter(0, false);
                 say.send(()).unwrap();
                 while !is_done.load(Ordering::Relaxed) {
                     if policy(gettid()) == libc::SCHED_OTHER {
@@ -365,7 +420,7 @@ mod tests {
             });
             entered.recv().unwrap();
             let other = scope.spawn(|| {
-                let _answering = background.enter(1);
+                let _answering = background.enter(1, false);
                 say.send(()).unwrap();
                 thread::park();
             });
@@ -410,7 +465,7 @@ mod tests {
             for seat in 0..2 {
                 let (background, is_done, say) = (&background, &is_done, say.clone());
                 scope.spawn(move || {
-                    let answering = background.enter(seat);
+                    let answering = background.enter(seat, false);
                     answering.answered();
                     say.send((seat, gettid())).unwrap();
                     while !is_done.load(Ordering::Relaxed) {

@@ -23,11 +23,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use fuse_device::{Exchange, Queue, Scheduling};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
+use super::background::Answering;
 use super::limits::Limits;
 use super::processors;
 use super::queues::{Begin, answer_one, header_of};
@@ -66,6 +68,8 @@ struct QueueThread<'a> {
     begin: &'a Arc<Begin>,
     /// It has received no request yet, and has joined a session.
     is_new: Cell<bool>,
+    /// None for a further thread, which is never in the background.
+    answering: Option<Answering<'a>>,
 }
 
 impl QueueThreads {
@@ -111,8 +115,9 @@ impl QueueThreads {
         self: &Arc<QueueThreads>,
         queue: Queue,
         begin: &Arc<Begin>,
+        answering: Answering<'_>,
     ) -> io::Result<()> {
-        let mut result = self.serve(queue, begin, false);
+        let mut result = self.serve(queue, begin, Some(answering));
         loop {
             let further = self.state.lock().threads.pop();
             let Some(further) = further else {
@@ -126,16 +131,22 @@ impl QueueThreads {
         self: &Arc<QueueThreads>,
         mut queue: Queue,
         begin: &Arc<Begin>,
-        is_new: bool,
+        answering: Option<Answering<'_>>,
     ) -> io::Result<()> {
+        let is_new = answering.is_none();
         let member = QueueThread {
             threads: self,
             begin,
             is_new: Cell::new(is_new),
+            answering,
         };
         let answer = |exchange: Exchange<'_>| {
+            let start = Instant::now();
             let length = self.answer(&begin.adapter, exchange);
             self.state.lock().free += 1;
+            if let Some(answering) = &member.answering {
+                answering.answered_within(start.elapsed());
+            }
             Some(length)
         };
         let nudges = is_new && self.state.lock().is_nudge_due();
@@ -169,7 +180,7 @@ impl QueueThreads {
         }
         self.started.notify_all();
         match registered {
-            Ok(queue) => begin.shutdown.guard(|| self.serve(queue, begin, true)),
+            Ok(queue) => begin.shutdown.guard(|| self.serve(queue, begin, None)),
             // There are too few descriptors or threads, or the session has ended.
             Err(_) => {
                 self.limits.remove_further();
@@ -236,10 +247,14 @@ impl State {
 
 impl Scheduling for QueueThread<'_> {
     fn yields(&self) -> bool {
-        false
+        self.answering.as_ref().is_some_and(Answering::yields)
     }
 
-    fn blocks(&self) {}
+    fn blocks(&self) {
+        if let Some(answering) = &self.answering {
+            answering.blocks();
+        }
+    }
 
     fn takes(&self) -> bool {
         let mut state = self.threads.state.lock();
@@ -254,7 +269,7 @@ impl Scheduling for QueueThread<'_> {
     }
 
     fn sends_first(&self) -> bool {
-        self.begin.adapter.is_awaited()
+        self.yields() || self.begin.adapter.is_awaited()
     }
 
     fn sent(&self) {

@@ -25,8 +25,7 @@ const DEPTH: usize = 4;
 
 /// Threads with a queue each that wait for the session to begin.
 pub(super) struct Queues {
-    /// None for threads that are never in the background.
-    background: Option<Arc<Background>>,
+    background: Arc<Background>,
     workers: Vec<Worker>,
     count: usize,
 }
@@ -88,7 +87,7 @@ impl Queues {
                     Queue::new(device, &numbers, DEPTH, payload_length)
                 },
                 move |mut queue, begin, registered| {
-                    let answering = background.enter(seat);
+                    let answering = background.enter(seat, false);
                     let _ = registered.send(queue.register());
                     run(queue, begin, &answering)
                 },
@@ -97,7 +96,7 @@ impl Queues {
         let workers = shares.into_iter().enumerate().map(start);
         Ok(Queues {
             workers: workers.collect::<io::Result<_>>()?,
-            background: Some(background),
+            background,
             count: possible.len(),
         })
     }
@@ -126,24 +125,27 @@ impl Queues {
             };
             QueueThreads::new(device, (*number, processor), payload_length, &limits)
         };
-        let start = |threads: Arc<QueueThreads>| {
-            let making = threads.clone();
+        let background = Arc::new(Background::new(possible.len() * FIRST));
+        let start = |(seat, threads): (usize, Arc<QueueThreads>)| {
+            let (making, background) = (threads.clone(), background.clone());
             Worker::start(
                 threads.number(),
                 move || making.queue(),
                 move |mut queue, begin, registered| {
+                    let answering = background.enter(seat, true);
                     let _ = registered.send(queue.register());
-                    threads.lead(queue, begin)
+                    threads.lead(queue, begin, answering)
                 },
             )
         };
         let queues = possible.iter().enumerate().map(queue_threads);
         let workers = queues
             .flat_map(|threads| std::iter::repeat_n(threads, FIRST))
+            .enumerate()
             .map(start);
         Ok(Queues {
             workers: workers.collect::<io::Result<_>>()?,
-            background: None,
+            background,
             count: possible.len(),
         })
     }
@@ -178,9 +180,7 @@ impl Queues {
                 Err(_) => return Err(io::Error::other("the thread of a queue has panicked")),
             }
         }
-        let Some(background) = self.background else {
-            return Ok(serving);
-        };
+        let background = self.background;
         let guard = thread::Builder::new().name("tako-guard".into());
         serving.threads.push(guard.spawn(move || {
             background.watch();
