@@ -231,7 +231,8 @@ impl Seat {
         Pid::from_raw(self.thread.load(Ordering::Acquire))
     }
 
-    /// Lets the thread be in the background or not. One whose requests wait never is, also if they begin to at this moment.
+    /// Lets the thread be in the background or not. It never is while its requests wait, also if they begin to at this
+    /// moment.
     fn set_background(&self, thread: Pid, background: bool) {
         let waits = || self.waits.load(Ordering::SeqCst);
         // One that has just ended needs nothing.
@@ -379,6 +380,32 @@ mod tests {
         let stat = fs::read_to_string(path).unwrap();
         let (_, rest) = stat.rsplit_once(')').unwrap();
         rest.split_whitespace().nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_is_in_the_background_while_its_requests_are_short() {
+        if !may_return() {
+            return;
+        }
+        let background = Background::new(1);
+        let answering = background.enter(0, true);
+        let is_away = || policy(gettid()) == libc::SCHED_OTHER;
+        background.set_all(true);
+        assert!(is_away() && !answering.yields());
+        for _ in 1..SHORT_RUN {
+            answering.answered_within(Duration::ZERO);
+        }
+        assert!(is_away());
+        answering.answered_within(Duration::ZERO);
+        assert!(!is_away() && answering.yields());
+        answering.answered_within(LONG);
+        assert!(is_away() && !answering.yields());
+        for _ in 0..SHORT_RUN {
+            answering.answered_within(Duration::ZERO);
+        }
+        assert!(!is_away());
+        background.set_all(false);
+        assert!(is_away() && !answering.yields());
     }
 
     /// Whether a thread may leave the background, which the tests of that take.
