@@ -86,7 +86,7 @@ impl File {
         }
         let file = File::open(self.backend.clone(), self.inode.clone(), self.flags)?;
         if !self.flags.no_access_time {
-            self.backend.note_read(&self.inode)?;
+            self.backend.note_read(&self.inode, false)?;
         }
         Map::new(file)
     }
