@@ -7,14 +7,14 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120 dax:1:60"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120 dax:1:60 card:2:100"
 # Those that are run only if they are named: they measure, and test nothing. In `counted` and `rzcfs` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
 readonly figures="measure:1:200 counted:1:200 rzcfs:1:900"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: programs of the crate `conformance`, in /lab.
-programs=(verbs-guest fabric-guest)
+programs=(verbs-guest fabric-guest card-guest)
 profile=tests
 # What is measured is the program as it is released.
 [[ ! " $* " =~ \ (measure|counted|rzcfs)\  ]] || profile=release
@@ -52,7 +52,7 @@ sweep() {
 # Starts guest $2 of scene $1. The guests of a run are on a network of their own, which is a multicast group of this machine's
 # loopback device; QEMU ends with this script.
 boot() {
-    local group number modules=() processor=(-accel "tcg,thread=multi")
+    local group number words="scene=$1 guest=$2" modules=() cable=() processor=(-accel "tcg,thread=multi")
     [ "$1" != counted ] && [ "$1" != rzcfs ] || processor=(-accel "tcg,thread=single" -icount "shift=0,sleep=off")
     # Files without blocks: what is written to them is a few megabytes.
     for number in 0 1; do
@@ -60,13 +60,25 @@ boot() {
         modules+=(-object "memory-backend-file,id=m$number,share=on,mem-path=$run/$1.$2.$number,size=64M"
             -device "nvdimm,memdev=m$number")
     done
+    if [ "$1" = card ]; then
+        # A cable: each guest's end is a socket that the other one sends to.
+        cable=(-netdev "dgram,id=cable,local.type=unix,local.path=$run/cable.$2,remote.type=unix,remote.path=$run/cable.$((3 - $2))")
+        case $2 in
+            1)
+                words+=" intel_iommu=on"
+                cable+=(-device "intel-iommu,intremap=on,caching-mode=on"
+                    -device "e1000e,netdev=cable,addr=5,mac=52:54:00:00:01:01,romfile=")
+                ;;
+            2) cable+=(-device "virtio-net-pci,netdev=cable,addr=5,mac=52:54:00:00:01:02,romfile=") ;;
+        esac
+    fi
     group=239.$(($$ >> 16 & 255)).$(($$ >> 8 & 255)).$(($$ & 255)):18515
     setpriv --pdeathsig KILL qemu-system-x86_64 "${processor[@]}" -cpu max -machine q35,nvdimm=on \
         -m 768M,slots=2,maxmem=2G "${modules[@]}" -nodefaults -nographic -no-reboot -serial "file:$run/$1.$2.log" \
         -netdev "socket,id=net,mcast=$group,localaddr=127.0.0.1" \
-        -device "virtio-net-pci,netdev=net,mac=52:54:00:00:00:0$2,romfile=" \
+        "${cable[@]}" -device "virtio-net-pci,netdev=net,addr=4,mac=52:54:00:00:00:0$2,romfile=" \
         -kernel "$lab/vmlinux" -initrd "$run/guest.cpio" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check scene=$1 guest=$2" &
+        -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check $words" &
     guests+=($!)
 }
 

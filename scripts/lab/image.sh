@@ -29,6 +29,8 @@ readonly modules="
     virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci failover net_failover virtio_net
     libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4
     sunrpc grace lockd nfs_acl auth_rpcgss nfsd netfs fscache dns_resolver nfs nfsv4 brd
+    vfio vfio_iommu_type1 irqbypass vfio_virqfd vfio-pci-core vfio-pci
+    sch_ingress cls_u32 act_skbedit act_mirred
     fuse"
 
 fail() {

@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "conformance",
         &[
             "connections",
+            "e1000e",
             "fabric",
             "fabric-simulation",
             "pmem",
@@ -51,6 +52,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),
     ("xdp", &["pmem"]),
+    ("e1000e", &["pmem"]),
     (
         "fuse",
         &[

@@ -1,0 +1,62 @@
+//! Errors of this crate.
+
+use std::io;
+
+/// Reasons why an adapter is unavailable.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The adapter has no IOMMU group, or does not exist.
+    #[error(
+        "adapter {address} cannot be opened: it has no IOMMU group; check the address, and boot with an IOMMU (`intel_iommu=on`)"
+    )]
+    NoGroup {
+        /// PCI address.
+        address: String,
+    },
+    /// A kernel driver has a device of the group.
+    #[error(
+        "adapter {address} cannot be opened: a kernel driver has a device of IOMMU group {group}; bind them all to vfio-pci"
+    )]
+    Bound {
+        /// PCI address.
+        address: String,
+        /// The group's number.
+        group: String,
+    },
+    /// The device is another one.
+    #[error(
+        "adapter {address} cannot be opened: it is {found}, not 8086:10d3; name one of Intel's 82574"
+    )]
+    Foreign {
+        /// PCI address.
+        address: String,
+        /// Vendor and device.
+        found: String,
+    },
+    /// The memory is invisible to adapters.
+    #[error(
+        "{memory} cannot be used by an adapter: it is not mapped; use memory, huge pages, or a file of tmpfs"
+    )]
+    Memory {
+        /// Kind of the memory.
+        memory: String,
+    },
+    /// The adapter does not answer.
+    #[error("adapter {address} {what}: it did not answer within 5 s; check its cable, or reset it")]
+    Silent {
+        /// PCI address.
+        address: String,
+        /// A phrase with a verb.
+        what: &'static str,
+    },
+    /// The system refused.
+    #[error("cannot {what} {subject}: {source}; `dmesg` may say more")]
+    System {
+        /// A verb with its preposition.
+        what: &'static str,
+        /// The device or file.
+        subject: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
