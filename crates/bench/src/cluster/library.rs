@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use client::network::Io;
-use client::{FileKind, FileSystem, NewInode, ROOT, WriteAt};
+use client::{FileKind, FileSystem, NewInode, OpenFlags, ROOT, WriteAt};
 use fabric::Provider;
 
 use super::{MIB, PAGE, Places};
@@ -32,6 +32,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
     }
     for (io, name) in [(Io::Server, "io=server"), (Io::Client, "io=client")] {
         rows.push(long(bench, places, (io, name))?);
+        rows.push(mapped(bench, places, (io, name))?);
     }
     Ok(rows)
 }
@@ -125,4 +126,23 @@ fn long(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Row, E
     let row = Row::new(&format!("8 MiB read, library, {name}"), time(0));
     let ratio = measured.ratio((1, 0), (0, 0));
     Ok(row.beside("memcpy", time(1), ratio, Some(LONG_SHARE)))
+}
+
+/// A new map of the whole file each time, with one access to each page in order, beside a read of as much into memory.
+fn mapped(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Row, Error> {
+    let session = places.session(io, None)?;
+    let path = format!("library-map-{name}");
+    let length = bench.scale.file_length as usize;
+    let read = reads(bench, session.clone(), &path, length)?;
+    let file = session.open(&path, OpenFlags::READ, 0)?;
+    let map = mean(bench, 0.0, move || {
+        let map = file.map()?;
+        black_box(map.iter().step_by(PAGE).fold(0, |sum, it| sum ^ *it));
+        Ok(())
+    });
+    let measured = interleave(bench.scale.few_rounds(), vec![map, read])?;
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let name = format!("{} MiB mapped, library, {name}", length / MIB);
+    let ratio = measured.ratio((1, 0), (0, 0));
+    Ok(Row::new(&name, time(0)).beside("read into memory", time(1), ratio, None))
 }
