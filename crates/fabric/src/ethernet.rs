@@ -36,6 +36,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pmem::Region;
+use xdp::Interface;
 pub use xdp::{Mode, Modes, Shape};
 
 pub use self::route::interface_towards;
@@ -109,11 +110,15 @@ impl EthernetOptions {
     }
 
     /// Lets long writes of peers be received in a pool, or only those of this side in pools of peers; and long reads of this side in
-    /// memory behind it. Data comes by a queue of the interface of its own.
+    /// memory behind it. Data comes by a queue of the interface of its own, in jumbo frames if the interface has the MTU for them.
     ///
     /// # Errors
     /// Those of [`Region::with_memory_behind`] and [`Region::memory`].
     pub fn place(&mut self, pool: Option<&Region>, queue: u32) -> Result<(), pmem::Error> {
+        let interface = self.interface.as_deref().map(Interface::named);
+        if interface.is_some_and(|it| it.is_ok_and(|it| it.mtu >= Shape::Jumbo.mtu())) {
+            self.shape = Shape::Jumbo;
+        }
         let bytes = READ_BYTES + self.frame_memory();
         let region = match pool {
             Some(pool) => pool.with_memory_behind(bytes)?,

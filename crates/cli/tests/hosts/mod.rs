@@ -67,7 +67,7 @@ impl Hosts {
     }
 
     /// Two hosts with a cable between them. A frame comes by the queue of the number that it left by.
-    pub fn with_cable() -> Hosts {
+    pub fn with_cable(mtu: u32) -> Hosts {
         let hosts = Hosts::made(2);
         let [near, far] = [0, 1].map(|host: usize| &hosts.names[host]);
         let queues = "numrxqueues 2 numtxqueues 2";
@@ -76,6 +76,8 @@ impl Hosts {
             "link add {INTERFACE} netns {near} {queues} {peer}"
         )));
         for host in 0..2 {
+            let name = &hosts.names[host];
+            assert!(ip(&format!("-n {name} link set {INTERFACE} mtu {mtu}")));
             hosts.set_address(host);
         }
         hosts
