@@ -19,6 +19,8 @@ use crate::vfio::Vfio;
 
 /// Descriptors of a ring: the most that the adapter can have (10.2.5.8).
 const RING: u32 = 4096;
+/// Bytes of the memory for a frame.
+const BUFFER: u32 = 2048;
 /// Where the adapter sees the rings.
 const RINGS_AT: u64 = 1 << 32;
 /// Where the adapter sees the region: beyond the addresses that the platform reserves.
@@ -165,7 +167,7 @@ impl Card {
         Some(Frame {
             position: self.cleared + position,
             address,
-            length,
+            length: length.min(BUFFER),
             is_whole,
         })
     }

@@ -8,7 +8,8 @@
 //!   Held                         ───►  aims three descriptors at each block
 //!                                ◄───  Aimed: how many other descriptors are in front of them
 //!   as many Skip, then 3 frames  ═══►  they land in the blocks
-//!                                ◄───  Right
+//!   Sent                         ───►
+//!                                ◄───  Aimed again if they did not, or Right
 //! ```
 
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@ enum Command {
     Held,
     Aimed(u32),
     Skip,
+    Sent,
     Right,
 }
 
@@ -50,7 +52,8 @@ impl Command {
             Command::Held => (3, 0),
             Command::Aimed(number) => (4, number),
             Command::Skip => (5, 0),
-            Command::Right => (6, 0),
+            Command::Sent => (6, 0),
+            Command::Right => (7, 0),
         };
         let mut frame = header(to, from, TYPES[1], 1).to_vec();
         frame.push(kind);
@@ -70,7 +73,8 @@ impl Command {
             3 => Command::Held,
             4 => Command::Aimed(number),
             5 => Command::Skip,
-            6 => Command::Right,
+            6 => Command::Sent,
+            7 => Command::Right,
             _ => return None,
         })
     }
@@ -102,9 +106,10 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["card", address] => card::run(address),
+        ["victim", address] => card::victim(address),
         ["peer", interface, card] => peer::run(interface, hardware(card)),
         _ => {
-            eprintln!("give `card ADDRESS` or `peer INTERFACE HARDWARE`");
+            eprintln!("give `card ADDRESS`, `victim ADDRESS` or `peer INTERFACE HARDWARE`");
             return ExitCode::FAILURE;
         }
     }

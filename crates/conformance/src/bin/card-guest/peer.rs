@@ -50,14 +50,13 @@ pub fn run(interface: &str, card: [u8; 6]) {
     };
     side.ask();
     side.say(Command::Held);
-    let Command::Aimed(surplus) = side.hear(PATIENCE).expect("an answer") else {
-        panic!("another answer");
-    };
-    for _ in 0..surplus {
-        side.say(Command::Skip);
+    loop {
+        match side.hear(PATIENCE) {
+            Some(Command::Aimed(surplus)) => side.send_aimed(surplus),
+            Some(Command::Right) => break,
+            other => panic!("{other:?}"),
+        }
     }
-    side.send_blocks();
-    assert_eq!(side.hear(PATIENCE), Some(Command::Right));
     println!("passed xdp: a card takes frames and answers");
 }
 
@@ -114,6 +113,15 @@ impl Side {
         while self.port.completed().is_none() {
             assert!(Instant::now() < until, "the kernel does not return a frame");
         }
+    }
+
+    /// Sends all blocks, after frames that take the descriptors in front of those that are aimed.
+    fn send_aimed(&mut self, surplus: u32) {
+        for _ in 0..surplus {
+            self.say(Command::Skip);
+        }
+        self.send_blocks();
+        self.say(Command::Sent);
     }
 
     /// Sends all blocks, the highest address first.
