@@ -139,7 +139,7 @@ const GROUPS: [Group; 13] = [
     },
     Group {
         name: fabric::GROUP,
-        sides: "two threads of this process; in each row both sides wait in the same way",
+        sides: "two threads of this process; in each row both sides wait in the same way; docs/ETHERNET.md explains packets, overlay, strip and jumbo",
         workloads: &fabric::WORKLOADS,
     },
     Group {

@@ -330,6 +330,7 @@ fn notes(scale: &Scale, directory: &Path, region: &Region) -> Result<Vec<Note>, 
         true => "on",
         false => "off",
     };
+    let load = first_line("/proc/loadavg", "");
     let note = |name, text| Note { name, text };
     Ok(vec![
         note(
@@ -338,7 +339,7 @@ fn notes(scale: &Scale, directory: &Path, region: &Region) -> Result<Vec<Note>, 
                 "{}, {processors} processors, Linux {}, load {}",
                 first_line("/proc/cpuinfo", "model name"),
                 first_line("/proc/sys/kernel/osrelease", ""),
-                first_line("/proc/loadavg", ""),
+                load.split(' ').take(3).collect::<Vec<_>>().join(" "),
             ),
         ),
         note(

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -263,6 +264,8 @@ fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
     let program = std::env::current_exe();
     let child = program.and_then(|program| {
         Command::new(program)
+            // A copy of the program may be called mount.tako, which takes other arguments.
+            .arg0("tako")
             .args(["mount", "--detached"])
             .args(options)
             .arg("--")

@@ -521,6 +521,8 @@ fn the_system_mounts_by_its_helper() {
         test $code = 32
         ln -s \"$1\" /usr/sbin/mount.fuse.tako
         ln -s \"$1\" /usr/sbin/fsck.tako
+        rm /usr/sbin/mount.tako
+        cp \"$1\" /usr/sbin/mount.tako
         mount -t tako \"$2\" \"$3\"
         mount -o remount,ro,noatime \"$3\"
         grep \"$3 fuse.tako ro.*noatime\" /proc/self/mounts
