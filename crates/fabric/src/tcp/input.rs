@@ -26,7 +26,7 @@ const DIRECT_BYTES: u64 = 2 << 10;
 const LONG_BYTES: u64 = 32 << 10;
 /// Receptions before others have their turn, and the bytes.
 const TURNS: usize = 16;
-const TURN_BYTES: usize = 4 << 20;
+const TURN_BYTES: usize = 128 << 10;
 
 /// A buffer for a message.
 #[derive(Clone, Debug)]
