@@ -99,8 +99,8 @@ messages and with data moved one-sided, beside what the paper on RBP (RDMA buffe
   client reaches the pool of the server itself.
 - IOR is not in Debian 12 and needs MPI. fio 3.33 makes its requests: psync, one sequential file for each process, the transfer size of
   the row. Writes end with fsync (IOR `-e`); reads find nothing in the page cache.
-- One-sided transfers of clients use a pool of registered buffers (implicit use); messages do not use registered buffers. The last
-  table compares the ways of the transports.
+- One-sided transfers of clients use a pool of registered buffers (implicit use), and so do long messages over shared memory and verbs.
+  The last table compares the ways of the transports.
 - The seed gives best ratios only; its curves are not in the text.""",
         "## One client, 1 to 8 processes (fig. 5)", f"MB/s of all processes together, transfers of 1 MiB, {size(scale.sequential)} in all. Reads:",
         by_system(results, "processes", rows("read", by_processes), every, gain), "Writes:",

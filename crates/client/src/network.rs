@@ -22,7 +22,7 @@ mod inside;
 mod links;
 mod member_memory;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ use self::connection::Connection;
 pub use self::error::Error;
 pub use self::inside::Inside;
 use crate::leases::{self, Listener, RecallListener, Renewable};
-use crate::{HoldsSource, Interrupt, Owning, RequestError, Requests, TurnListener};
+use crate::{HoldsSource, Interrupt, Owning, RequestError, Requests, Started, TurnListener};
 
 /// Access to a network, and time limits of calls.
 #[derive(Clone)]
@@ -128,6 +128,7 @@ struct Shared {
     /// A node in this process, and the session that may read there without a message; 0 for none.
     inside: Option<Arc<dyn Inside>>,
     reader: Arc<AtomicU64>,
+    read_ahead_max: Arc<AtomicUsize>,
     /// Receiver of recalls.
     listener: Listener,
     /// What takes turns of waits for locks.
@@ -181,6 +182,7 @@ impl Network {
         let shared = Arc::new(Shared {
             inside,
             reader: connection.reader(),
+            read_ahead_max: connection.read_ahead_max(),
             listener: connection.listener(),
             turns: connection.turns(),
             invalidated: Mutex::default(),
@@ -239,6 +241,18 @@ impl Requests for Network {
             .call(operation, acknowledge, self.shared.timeout)
     }
 
+    fn start(&self, operation: Operation, acknowledge: Acknowledge) -> Started {
+        let call = Arc::new(Call::new(operation, acknowledge, Terms::Plain));
+        let shared = self.shared.clone();
+        shared.submitted.lock().push(call.clone());
+        shared.submit();
+        Started::new(move || shared.wait_for(&call, shared.timeout))
+    }
+
+    fn read_ahead_max(&self) -> usize {
+        self.shared.read_ahead_max.load(Ordering::Relaxed)
+    }
+
     fn read_locally(
         &self,
         file: FileId,
@@ -258,6 +272,7 @@ impl Requests for Network {
 
     fn call_owning(&self, operation: Operation, acknowledge: Acknowledge) -> Owning {
         let call = Arc::new(Call::new(operation, acknowledge, Terms::Owning));
+        self.shared.submitted.lock().push(call.clone());
         let outcome = self.shared.wait_for(&call, self.shared.timeout)?;
         Ok((outcome, call.ownership()))
     }
@@ -356,7 +371,23 @@ impl Shared {
         timeout: Option<Duration>,
     ) -> Result<Outcome, RequestError> {
         let call = Arc::new(Call::new(operation, acknowledge, Terms::Plain));
+        self.submitted.lock().push(call.clone());
         self.wait_for(&call, timeout)
+    }
+
+    /// Sends what was submitted, or lets the leader do it.
+    fn submit(&self) {
+        match self.connection.try_lock() {
+            Some(mut connection) => {
+                connection.begin(&mut self.submitted.lock());
+                connection.pump();
+                let due = self.due(&connection);
+                drop(connection);
+                self.wake_keeper_before(due);
+                self.hand_over();
+            }
+            None => self.handle.wake(),
+        }
     }
 
     /// Submits calls, and waits for all of them.
@@ -377,6 +408,7 @@ impl Shared {
         calls.iter().map(wait).collect()
     }
 
+    /// Waits for a submitted call.
     fn wait_for(
         &self,
         call: &Arc<Call>,
@@ -394,8 +426,10 @@ impl Shared {
                 handle.wake();
             })));
         }
-        self.submitted.lock().push(call.clone());
-        let outcome = self.follow_or_lead(call, &limit);
+        let outcome = match call.take() {
+            Some(outcome) => Ok(outcome),
+            None => self.follow_or_lead(call, &limit),
+        };
         if let Some(interrupt) = &limit.interrupt {
             interrupt.set_wake(None);
         }

@@ -23,6 +23,17 @@ pub trait Requests: Send + Sync {
     fn call(&self, operation: Operation, acknowledge: Acknowledge)
     -> Result<Outcome, RequestError>;
 
+    /// Requests an operation, and does not wait for its outcome.
+    fn start(&self, operation: Operation, acknowledge: Acknowledge) -> Started {
+        let outcome = self.call(operation, acknowledge);
+        Started::new(|| outcome)
+    }
+
+    /// Longest read for which reading ahead pays, in bytes; 0 if it does not.
+    fn read_ahead_max(&self) -> usize {
+        0
+    }
+
     /// Reads from a file in the primary's store, if that is in this process and needs no request for it. Returns the bytes
     /// read; `None` if the read needs a request.
     fn read_locally(
@@ -84,6 +95,24 @@ pub trait Requests: Send + Sync {
 
     /// Ends the session: calls that wait fail with [`RequestError::Ended`], and so does every later one.
     fn end(&self);
+}
+
+/// An operation that was requested. If it is dropped, it is executed nevertheless.
+pub struct Started(Box<dyn FnOnce() -> Result<Outcome, RequestError> + Send>);
+
+impl Started {
+    /// Of a function that waits for the outcome.
+    pub fn new(finish: impl FnOnce() -> Result<Outcome, RequestError> + Send + 'static) -> Started {
+        Started(Box::new(finish))
+    }
+
+    /// Waits for the outcome, as [`Requests::call`] does.
+    ///
+    /// # Errors
+    /// The outcome is unknown.
+    pub fn finish(self) -> Result<Outcome, RequestError> {
+        (self.0)()
+    }
 }
 
 /// Outcome of a write, and the lease for writing that came with it.

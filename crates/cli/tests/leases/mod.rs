@@ -1,5 +1,6 @@
 //! Mounts of one cluster that keep names and attributes under leases: never stale, and without requests while nothing changes.
 
+mod ahead;
 mod locks;
 mod races;
 mod writing;

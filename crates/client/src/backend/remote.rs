@@ -3,6 +3,7 @@
 //! Users see the inode number `unit << 48 | inode`; the root directory has number 1. `table` knows the generation of
 //! each number as long as the kernel or an open file refers to it, and the holds that the session has of it.
 
+mod ahead;
 mod attributes;
 mod behind;
 mod cache;
@@ -29,6 +30,7 @@ use operations::{
 use super::Result;
 use crate::leases::{self, Recall, RecallListener};
 use crate::{Cause, Interrupt, RequestError, Requests};
+use ahead::Ahead;
 use behind::{Behind, Report};
 use cache::Cache;
 use changed::Changed;
@@ -52,6 +54,7 @@ struct RemoteSession {
     table: Arc<Table>,
     changed: Arc<Changed>,
     cache: Arc<Cache>,
+    ahead: Ahead,
     /// Longest write that is one change, in bytes, once the primary has reported it; 0 before.
     write_max: AtomicUsize,
     /// Writes that are answered early, if any are.
@@ -95,6 +98,7 @@ impl Remote {
             table,
             changed: Arc::default(),
             cache,
+            ahead: Ahead::default(),
             write_max: AtomicUsize::new(0),
             behind: OnceLock::new(),
         }))
@@ -356,6 +360,7 @@ impl Remote {
     }
 
     pub(super) fn release(&self, inode: &RemoteInode, count: u64) -> Result<()> {
+        self.0.ahead.forget(inode.file);
         if let Some(behind) = self.0.behind.get() {
             // What cannot be sent is reported.
             let _ = behind.send(inode.file);

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use connections::choice::Choice;
 use connections::messenger::{self, Event, Handle, LinkId, Messenger};
+use fabric::Provider;
 use operations::{Acknowledge, Bytes, Held, Operation};
 use parking_lot::Mutex;
 use protocol::client::{Event as ClientEvent, Keep, Recalled};
@@ -65,6 +66,8 @@ pub struct Connection {
     turns: Arc<Mutex<Option<TurnListener>>>,
     /// The session that may read in a node of this process without a message; 0 for none.
     reader: Arc<AtomicU64>,
+    /// Longest read for which reading ahead pays.
+    read_ahead_max: Arc<AtomicUsize>,
     events: Vec<Event>,
 }
 
@@ -113,6 +116,7 @@ impl Connection {
             renew_at: now,
             turns: Arc::default(),
             reader: Arc::default(),
+            read_ahead_max: Arc::default(),
             events: Vec::new(),
             options,
         })
@@ -158,6 +162,11 @@ impl Connection {
     /// The session that may read locally, as of the last outcome that was delivered.
     pub fn reader(&self) -> Arc<AtomicU64> {
         self.reader.clone()
+    }
+
+    /// Longest read for which reading ahead pays, with the transport to the primary.
+    pub fn read_ahead_max(&self) -> Arc<AtomicUsize> {
+        self.read_ahead_max.clone()
     }
 
     /// When the last lease ends: recalls come until then. Files that the session owns may be recalled at any time.
@@ -425,12 +434,14 @@ impl Connection {
         let near = self.links.near(&self.messenger);
         // A primary in this process is called: nothing is faster.
         let is_inside = self.entry.as_ref().is_some_and(|it| it.node() == primary);
-        let mode = match is_inside {
-            true => self.memories.mode(None, false),
-            false => self.memories.mode(provider, !near.is_empty()),
+        let (provider, is_near) = match is_inside {
+            true => (None, false),
+            false => (provider, !near.is_empty()),
         };
-        self.client.set_mode(mode);
+        self.client.set_mode(self.memories.mode(provider, is_near));
         self.client.set_near(near);
+        self.read_ahead_max
+            .store(read_ahead_max(provider, is_near), Ordering::Relaxed);
     }
 
     /// Asks a member to export its memory.
@@ -658,6 +669,17 @@ impl Connection {
         {
             self.linked(link);
         }
+    }
+}
+
+/// Longest read for which reading ahead pays: where a read waits for the primary's processor, and also where it does not, if most of
+/// its time is not the copy.
+fn read_ahead_max(provider: Option<Provider>, is_near: bool) -> usize {
+    match provider {
+        None => 0,
+        Some(Provider::Shm | Provider::Verbs) => 4 << 10,
+        Some(_) if is_near => 4 << 10,
+        Some(_) => 64 << 10,
     }
 }
 

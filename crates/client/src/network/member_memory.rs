@@ -16,8 +16,8 @@ use protocol::{Client, NodeId};
 use super::Io;
 use super::links::Links;
 
-/// From this length on a client that chooses itself reads one-sided. It never writes so: the commit costs more than it spares
-/// where the members are on one host. `docs/PERFORMANCE.md` has the figures.
+/// From this length on a client that chooses itself reads one-sided. It never writes so: short writes are slower, and for long ones
+/// each mount would keep blocks of a grant, which no other one can use. `docs/CLUSTERS.md` has the figures.
 const LEAST_READ: u32 = 4 << 10;
 /// No write is so long.
 const NEVER: u32 = u32::MAX;

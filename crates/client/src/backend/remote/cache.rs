@@ -189,7 +189,7 @@ impl Cache {
     }
 
     /// Whether anything may be kept now.
-    fn keeps(&self) -> bool {
+    pub(super) fn keeps(&self) -> bool {
         self.is_on.load(Ordering::Relaxed) && self.abandoned.load(Ordering::SeqCst) == 0
     }
 

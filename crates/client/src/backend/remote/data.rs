@@ -70,6 +70,9 @@ impl Remote {
         if let Some(read) = requests.read_locally(inode.file, offset, into, note_read) {
             return Ok(read);
         }
+        if let Some(read) = self.read_ahead(inode.file, offset, into) {
+            return Ok(read);
+        }
         let outcome = self.call(Operation::Read {
             file: inode.file,
             offset,
