@@ -73,12 +73,14 @@ boot() {
         esac
     fi
     group=239.$(($$ >> 16 & 255)).$(($$ >> 8 & 255)).$(($$ & 255)):18515
+    # QEMU reports what the IOMMU refuses to the adapter of a killed process.
     setpriv --pdeathsig KILL qemu-system-x86_64 "${processor[@]}" -cpu max -machine q35,nvdimm=on \
         -m 768M,slots=2,maxmem=2G "${modules[@]}" -nodefaults -nographic -no-reboot -serial "file:$run/$1.$2.log" \
         -netdev "socket,id=net,mcast=$group,localaddr=127.0.0.1" \
         "${cable[@]}" -device "virtio-net-pci,netdev=net,addr=4,mac=52:54:00:00:00:0$2,romfile=" \
         -kernel "$lab/vmlinux" -initrd "$run/guest.cpio" \
-        -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check $words" &
+        -append "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check $words" \
+        2> >(grep -v "vtd_\|compression of faults" >&2) &
     guests+=($!)
 }
 
