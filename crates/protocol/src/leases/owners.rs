@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::Recall;
 
-/// Files that a session may own, at most.
+/// Files that a session may own, at most. For one more, that one is recalled that it was granted or has written least recently.
 pub const OWNED_MAX: usize = 4096;
 
 /// A file has another owner.
@@ -48,11 +48,20 @@ pub(crate) struct Owned {
     pub overdue: Vec<u64>,
 }
 
+/// The files of a session.
+#[derive(Default)]
+struct OfSession {
+    /// Number of the newest grant, and inode: the least recently granted file first.
+    files: BTreeSet<(u64, u64)>,
+    /// The file that was recalled to make room, and when.
+    returns: Option<(u64, u64)>,
+}
+
 /// All owners, by inode.
 #[derive(Default)]
 pub(crate) struct Owners {
     by_inode: BTreeMap<u64, Owner>,
-    counts: BTreeMap<u64, usize>,
+    by_session: BTreeMap<u64, OfSession>,
     /// Sessions that have not answered in time.
     overdue: BTreeSet<u64>,
     changes: Vec<OwnerChange>,
@@ -66,7 +75,7 @@ impl Owners {
 
     /// Whether a session other than this one owns files.
     pub fn has_others(&self, session: u64) -> bool {
-        self.counts.keys().any(|other| *other != session)
+        self.by_session.keys().any(|other| *other != session)
     }
 
     /// Whether a session other than this one owns the file.
@@ -77,19 +86,22 @@ impl Owners {
 
     /// Grants a file to a session, or extends its lease. It is refused while it is recalled, or if the session has too many.
     pub fn grant(&mut self, session: u64, inode: u64, (number, until): (u64, u64)) -> bool {
+        let of_session = self.by_session.entry(session).or_default();
         if let Some(owner) = self.by_inode.get_mut(&inode) {
             let is_own = owner.session == session && owner.recall.is_none();
-            if is_own && owner.ended_at.is_none() {
+            let is_granted = is_own && owner.ended_at.is_none();
+            if is_granted {
+                of_session.files.remove(&(owner.number, inode));
+                of_session.files.insert((number, inode));
                 (owner.number, owner.until) = (number, owner.until.max(until));
-                return true;
             }
+            self.remove_if_empty(session);
+            return is_granted;
+        }
+        if of_session.files.len() >= OWNED_MAX {
             return false;
         }
-        let count = self.counts.entry(session).or_default();
-        if *count >= OWNED_MAX {
-            return false;
-        }
-        *count += 1;
+        of_session.files.insert((number, inode));
         let owner = Owner {
             session,
             number,
@@ -100,6 +112,29 @@ impl Owners {
         self.by_inode.insert(inode, owner);
         self.note(inode, Some(session));
         true
+    }
+
+    /// The recall that makes room for one more file of a session that has too many, unless it was returned less than `lease_ns` ago.
+    /// Nothing waits for it: a session that does not answer keeps the file.
+    pub fn make_room(
+        &mut self,
+        (now, session): (u64, u64),
+        lease_ns: u64,
+        next_number: impl FnOnce() -> u64,
+    ) -> Option<Recall> {
+        let of_session = self.by_session.get_mut(&session)?;
+        let (_, inode) = *of_session.files.first()?;
+        let is_asked =
+            |(asked, at): (u64, u64)| asked == inode && now < at.saturating_add(lease_ns);
+        if of_session.files.len() < OWNED_MAX || of_session.returns.is_some_and(is_asked) {
+            return None;
+        }
+        of_session.returns = Some((inode, now));
+        Some(Recall {
+            session,
+            inode,
+            number: next_number(),
+        })
     }
 
     /// The owner writes to the file: while it sends what it has answered, it has more time.
@@ -219,13 +254,22 @@ impl Owners {
             return;
         };
         self.note(inode, None);
-        if let Some(count) = self.counts.get_mut(&owner.session) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&owner.session);
-                self.overdue.remove(&owner.session);
-            }
+        if let Some(of_session) = self.by_session.get_mut(&owner.session) {
+            of_session.files.remove(&(owner.number, inode));
         }
+        if self.remove_if_empty(owner.session) {
+            self.overdue.remove(&owner.session);
+        }
+    }
+
+    /// Forgets a session without files. Returns whether it has none.
+    fn remove_if_empty(&mut self, session: u64) -> bool {
+        let of_session = self.by_session.get(&session);
+        let is_empty = of_session.is_none_or(|it| it.files.is_empty());
+        if is_empty {
+            self.by_session.remove(&session);
+        }
+        is_empty
     }
 }
 
@@ -269,8 +313,27 @@ mod tests {
     #[test]
     fn a_session_owns_so_many_files_at_most() {
         let mut owners = Owners::default();
-        let granted = (0..2 * OWNED_MAX as u64).filter(|inode| owners.grant(1, *inode, (1, 9)));
+        let files = 0..2 * OWNED_MAX as u64;
+        let granted = files.filter(|inode| owners.grant(1, *inode, (1 + inode, 9)));
         assert_eq!(granted.count(), OWNED_MAX);
+        // A file that was granted again is not the oldest any more.
+        assert!(owners.grant(1, 0, (10_000, 9)));
+        let ask = |owners: &mut Owners, now| owners.make_room((now, 1), LEASE, || 20_000);
+        let recall = Some(Recall {
+            session: 1,
+            inode: 1,
+            number: 20_000,
+        });
+        assert_eq!(ask(&mut owners, 50), recall);
+        assert_eq!(ask(&mut owners, 149), None);
+        assert_eq!(ask(&mut owners, 150), recall);
+        owners.answered(1, 1, 20_000);
+        assert_eq!(ask(&mut owners, 151), None);
+        assert!(owners.grant(1, 5000, (20_001, 300)) && !owners.grant(1, 5001, (20_002, 300)));
+        assert!(matches!(
+            ask(&mut owners, 151),
+            Some(Recall { inode: 2, .. })
+        ));
         owners.forget(1);
         assert_eq!((owners.kept(), owners.has_others(2)), (0, false));
     }

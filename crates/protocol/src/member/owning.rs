@@ -200,6 +200,14 @@ impl Member {
         }
         let number = primary.leases.next_number();
         let granted = primary.owners.grant(session, inode, (number, now + lasts));
+        if !granted {
+            let leases = &mut primary.leases;
+            let asker = (now, session);
+            let recall = primary
+                .owners
+                .make_room(asker, lease_ns, || leases.next_number());
+            self.send_recalls(recall.into_iter().collect());
+        }
         match granted || ignores {
             true => Grant {
                 number,
