@@ -67,6 +67,15 @@ fn executes(member: &mut Member) -> Vec<Ticket> {
     intents.filter_map(ticket).collect()
 }
 
+/// A client without holds resumes its session.
+fn resumption(replays: Vec<Replay>) -> Body {
+    Body::Resume {
+        holds: 0,
+        replays,
+        owned: Vec::new(),
+    }
+}
+
 fn replay(slot: u16, request: u64) -> Replay {
     Replay {
         sequence: Sequence::new(1, 900 + request),
@@ -81,16 +90,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
     let replays = vec![replay(0, 4)];
-    let resume = message(
-        epoch,
-        CLIENT,
-        0,
-        Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        },
-    );
+    let resume = message(epoch, CLIENT, 0, resumption(replays));
     member.handle_message(now, &resume);
     let tickets = executes(&mut member);
     assert_eq!(tickets.len(), 1);
@@ -119,16 +119,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
 fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
     let (mut member, now) = primary();
     let replays = vec![replay(0, 4), replay(0, 5), replay(1, 6)];
-    let resume = message(
-        member.map().epoch,
-        CLIENT,
-        0,
-        Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        },
-    );
+    let resume = message(member.map().epoch, CLIENT, 0, resumption(replays));
     member.handle_message(now, &resume);
     let mut requests = Vec::new();
     while let Some(intent) = member.poll_intent() {
@@ -169,17 +160,7 @@ fn data_about_to_be_named_is_not_changed_in_place() {
         };
         member.handle_message(now, &message(epoch, CLIENT, 4, request));
     }
-    let replays = Vec::new();
-    let resume = message(
-        epoch,
-        CLIENT,
-        0,
-        Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        },
-    );
+    let resume = message(epoch, CLIENT, 0, resumption(Vec::new()));
     member.handle_message(now, &resume);
     let now = member.poll_timeout().expect("a heartbeat is due some time");
     member.handle_timeout(now);
@@ -205,25 +186,9 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     };
     let (mut member, now) = primary_with(options);
     let epoch = member.map().epoch;
-    let replays = Vec::new();
-    let resume = message(
-        epoch,
-        CLIENT,
-        0,
-        Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        },
-    );
+    let resume = message(epoch, CLIENT, 0, resumption(Vec::new()));
     member.handle_message(now, &resume);
-    let request = |operation: Operation| Body::Request {
-        slot: 0,
-        acknowledge: Acknowledge::Primary,
-        wants_lease: false,
-        operation: operation.into(),
-    };
-    member.handle_message(now, &message(epoch, CLIENT, 4, request(write())));
+    member.handle_message(now, &message(epoch, CLIENT, 4, request(false, write())));
     assert_eq!(executes(&mut member), []);
     let read = Operation::Read {
         file: FILE,
@@ -231,7 +196,7 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
         length: 64,
         note_read: false,
     };
-    member.handle_message(now, &message(epoch, CLIENT, 5, request(read)));
+    member.handle_message(now, &message(epoch, CLIENT, 5, request(false, read)));
     assert_eq!(executes(&mut member).len(), 1, "the read");
     let map = UnitMap {
         members: vec![0, 1],
@@ -255,15 +220,32 @@ fn resumed(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
     let (mut member, now) = primary_of(options, sessions);
     let epoch = member.map().epoch;
     for session in sessions {
-        let replays = Vec::new();
-        let resume = Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        };
+        let resume = resumption(Vec::new());
         member.handle_message(now, &message_of(*session, epoch, 0, resume));
     }
     (member, now)
+}
+
+#[test]
+fn a_primary_has_as_many_sessions_as_it_may() {
+    let options = Options::default();
+    let most = options.sessions;
+    assert!(most >= 4096);
+    let number = |index: u32| (1 << 32 | u64::from(index) + 1, CLIENT + index);
+    let sessions: Vec<_> = (1..most).map(number).collect();
+    let (mut member, now) = resumed(options, &sessions);
+    let epoch = member.map().epoch;
+    let mut open = |client| {
+        let asked = message_of((0, client), epoch, 1, Body::OpenSession);
+        member.handle_message(now, &asked);
+        let mut intents = std::iter::from_fn(|| member.poll_intent());
+        intents.find_map(|intent| match intent {
+            Intent::OpenSession { index, .. } => Some(index),
+            _ => None,
+        })
+    };
+    assert_eq!(open(CLIENT + most), Some(most - 1));
+    assert_eq!(open(CLIENT + most + 1), None);
 }
 
 /// A client's request by its first slot.
@@ -447,17 +429,7 @@ fn a_file_of_which_another_session_requests_the_layout_is_not_granted() {
 fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
-    let replays = Vec::new();
-    let resume = message(
-        epoch,
-        CLIENT,
-        0,
-        Body::Resume {
-            holds: 0,
-            replays,
-            owned: Vec::new(),
-        },
-    );
+    let resume = message(epoch, CLIENT, 0, resumption(Vec::new()));
     member.handle_message(now, &resume);
     let lock = Lock {
         space: LockSpace::Ranges,
@@ -471,14 +443,9 @@ fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
     let file = FILE;
     let waits = |wait| Operation::WaitLock { file, lock, wait };
     let operations = [waits(1), Operation::EndWait { wait: 1 }, waits(1), waits(2)];
-    let counts = (4..).zip(operations).filter_map(|(request, operation)| {
-        let body = Body::Request {
-            slot: 0,
-            acknowledge: Acknowledge::Primary,
-            wants_lease: false,
-            operation: operation.into(),
-        };
-        member.handle_message(now, &message(epoch, CLIENT, request, body));
+    let counts = (4..).zip(operations).filter_map(|(number, operation)| {
+        let body = request(false, operation);
+        member.handle_message(now, &message(epoch, CLIENT, number, body));
         let sent: Vec<_> = std::iter::from_fn(|| member.poll_transmit()).collect();
         sent.iter().find_map(|it| match decoded(it).body {
             Body::Reply { outcome, .. } => Some(outcome.count),
@@ -526,14 +493,7 @@ impl Shipping {
         };
         shipping.hear(1, lease);
         let replays = Vec::new();
-        shipping.hear(
-            CLIENT,
-            Body::Resume {
-                holds: 0,
-                replays,
-                owned: Vec::new(),
-            },
-        );
+        shipping.hear(CLIENT, resumption(replays));
         shipping
     }
 

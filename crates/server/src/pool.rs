@@ -500,4 +500,4 @@ fn history(replica: &Replica) -> Vec<EpochStart> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

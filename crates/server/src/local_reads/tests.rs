@@ -2,12 +2,12 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use operations::{FileKind, WriteAt};
-use pmem::Region;
 use protocol::member::Intent;
-use store::{Geometry, MemberFormat, NewInode, Replica, Store, Transaction};
+use store::{NewInode, Replica, Transaction};
 
 use super::*;
 use crate::UnitPool;
+use crate::pool::tests::member_store;
 
 const SESSION: u64 = 7;
 const PERMIT: ReadPermit = ReadPermit {
@@ -19,22 +19,7 @@ const FILE_LENGTH: usize = 64 << 10;
 
 /// A pool of a unit that follows, and a file in it full of ones.
 fn pool() -> (UnitPool, FileId) {
-    let region = Region::memory(8 << 20, false).expect("memory");
-    let format = MemberFormat {
-        cluster: [1; 16],
-        unit: [2; 16],
-        hash_key: [3; 16],
-        created_ns: 0,
-        uid: 0,
-        gid: 0,
-        pool_length: region.length(),
-        geometry: Geometry::small(),
-        metadata_only: false,
-    };
-    Replica::format_member(&region, &format, 1).expect("formatted");
-    let options = store::Options::default();
-    let replica = Replica::open(region.clone(), options.clone()).expect("opened");
-    let store: Store = replica.into_store(2, options.clone()).expect("a store");
+    let (region, store) = member_store(8 << 20);
     let mut transaction = Transaction::embedded();
     let new = NewInode::new(FileKind::Regular, 0o600);
     let node = store
@@ -49,7 +34,8 @@ fn pool() -> (UnitPool, FileId) {
     let file = store.inodes().attributes(&node).file(0);
     drop(Replica::from_store(store));
     let unit = protocol::Options::default();
-    let pool = UnitPool::open(region, options, &unit).expect("opened for following");
+    let pool =
+        UnitPool::open(region, store::Options::default(), &unit).expect("opened for following");
     (pool, file)
 }
 

@@ -10,10 +10,12 @@ use super::*;
 
 const THREADS: u32 = 4;
 const ROUNDS: u64 = 50;
-const SLOT: u16 = 5;
+/// The last slot of a session.
+const SLOT: u16 = protocol::SLOTS_MAX as u16 - 1;
 
-fn serving() -> Serving {
-    let region = Region::memory(32 << 20, false).expect("memory");
+/// A region with the pool of a member, and the pool's store, open for changes.
+pub(crate) fn member_store(length: u64) -> (Region, Store) {
+    let region = Region::memory(length, false).expect("memory");
     let format = MemberFormat {
         cluster: [1; 16],
         unit: [2; 16],
@@ -26,8 +28,13 @@ fn serving() -> Serving {
         metadata_only: false,
     };
     Replica::format_member(&region, &format, 1).expect("formatted");
-    let replica = Replica::open(region, Options::default()).expect("opened");
-    let store = replica.into_store(2, Options::default()).expect("a store");
+    let replica = Replica::open(region.clone(), Options::default()).expect("opened");
+    let store = replica.into_store(2, Options::default());
+    (region, store.expect("a store"))
+}
+
+fn serving() -> Serving {
+    let (_, store) = member_store(32 << 20);
     Serving {
         sessions: file(&store, b"sessions").expect("a file"),
         locks: file(&store, b"locks").expect("a file"),
@@ -142,14 +149,52 @@ fn changes_of_several_threads_have_their_own_records_and_answers() {
         "{records:?}"
     );
     for index in 0..THREADS {
-        let mut block = [0; BLOCK];
-        let at = table::block_offset(index);
-        let files = serving.executor.store.files();
-        files
-            .read(&serving.sessions, at, &mut block)
-            .expect("the session");
-        let session = table::read(index, 0, &block, &[]).expect("a session");
-        let (request, outcome) = &session.slots[usize::from(SLOT)];
-        assert_eq!((*request, outcome.is_done()), (ROUNDS * 2, true));
+        assert_eq!(last_request(&serving, index), ROUNDS * 2);
     }
+}
+
+/// Number of the request that was answered in the slot of a session.
+fn last_request(serving: &Serving, index: u32) -> u64 {
+    let mut block = [0; BLOCK];
+    let at = table::block_offset(index);
+    let files = serving.executor.store.files();
+    files
+        .read(&serving.sessions, at, &mut block)
+        .expect("the session");
+    let session = table::read(index, 0, &block, &[]).expect("a session");
+    assert_eq!(session.session, u64::from(index) + 100);
+    let (request, outcome) = &session.slots[usize::from(SLOT)];
+    assert!(outcome.is_done());
+    *request
+}
+
+/// The table grows with them, and each has its own answers.
+#[test]
+fn a_unit_has_4096_sessions() {
+    const SESSIONS: u32 = 4096;
+    let serving = serving();
+    for index in 0..SESSIONS {
+        let opened = serving.open_session(0, index, u64::from(index) + 100, index);
+        let Completion::Executed { outcome, .. } = opened else {
+            panic!("not executed: {opened:?}");
+        };
+        assert!(outcome.is_done(), "{outcome:?}");
+    }
+    let mut last = Session {
+        serving: &serving,
+        index: SESSIONS - 1,
+        requests: 0,
+        records: Vec::new(),
+    };
+    let new = OwnedNewInode::from(&NewInode::new(FileKind::Regular, 0o600));
+    last.change(&Operation::Create {
+        directory: FileId::root(0),
+        name: b"file".to_vec(),
+        new,
+        hold: false,
+    });
+    let answered = (0..SESSIONS).map(|index| last_request(&serving, index));
+    let answered: Vec<u64> = answered.collect();
+    assert_eq!(answered.iter().sum::<u64>(), 1);
+    assert_eq!(answered.last(), Some(&1));
 }
