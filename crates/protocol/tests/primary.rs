@@ -231,7 +231,7 @@ fn a_primary_has_as_many_sessions_as_it_may() {
     let options = Options::default();
     let most = options.sessions;
     assert!(most >= 4096);
-    let number = |index: u32| (1 << 32 | u64::from(index) + 1, CLIENT + index);
+    let number = |index: u32| ((1 << 32) + u64::from(index) + 1, CLIENT + index);
     let sessions: Vec<_> = (1..most).map(number).collect();
     let (mut member, now) = resumed(options, &sessions);
     let epoch = member.map().epoch;
