@@ -9,6 +9,7 @@
 //! an ordinary read of the same version, which did.
 
 use std::collections::{HashMap, VecDeque};
+use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -106,20 +107,35 @@ impl Ahead {
         is_same
     }
 
-    /// The window with this offset.
-    fn find(&self, file: FileId, offset: u64) -> Option<Arc<Window>> {
+    /// The window of this version with this offset.
+    fn find(&self, file: FileId, offset: u64, version: u64) -> Option<Arc<Window>> {
         let streams = self.0.lock();
-        let stream = streams.get(&file.inode)?;
-        let has = |it: &&Arc<Window>| it.offset <= offset && offset < it.offset + WINDOW;
+        let stream = streams.get(&file.inode).filter(|it| it.file == file)?;
+        let has = |it: &&Arc<Window>| {
+            it.version == version && it.offset <= offset && offset < it.offset + WINDOW
+        };
         stream.windows.iter().find(has).cloned()
     }
 
+    /// Adds a window, unless another thread has begun another stream meanwhile.
     fn put(&self, file: FileId, window: &Arc<Window>) {
-        if let Some(stream) = self.0.lock().get_mut(&file.inode) {
+        if let Some(stream) = self.0.lock().get_mut(&file.inode)
+            && stream.file == file
+            && stream.version == Some(window.version)
+        {
             stream.windows.push_back(window.clone());
             if stream.windows.len() > WINDOWS {
                 stream.windows.pop_front();
             }
+        }
+    }
+
+    /// A window is of no use, or there is no lease: a few ordinary reads follow before anything is requested again.
+    fn pause(&self, file: FileId, window: Option<&Window>) {
+        if let Some(stream) = self.0.lock().get_mut(&file.inode) {
+            stream.reads = 0;
+            let is_other = |it: &Arc<Window>| window.is_none_or(|void| !ptr::eq(&**it, void));
+            stream.windows.retain(is_other);
         }
     }
 
@@ -130,21 +146,45 @@ impl Ahead {
 }
 
 impl Remote {
-    /// Reads from windows. Returns the bytes read; `None` if an ordinary read has to follow.
-    pub(super) fn read_ahead(&self, file: FileId, offset: u64, into: &mut [u8]) -> Option<usize> {
+    /// Reads from windows. Returns the bytes read.
+    ///
+    /// # Errors
+    /// An ordinary read has to follow; whether an earlier one of this version has set the access time.
+    pub(super) fn read_ahead(
+        &self,
+        file: FileId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize, bool> {
         let ahead = &self.0.ahead;
         if into.len() > self.0.requests.read_ahead_max() || !ahead.note(file, offset, into.len()) {
-            return None;
+            return Err(false);
         }
-        let Attributes { version, size, .. } = self.leased(file, true)?;
-        if !ahead.is_of(file, version) {
-            return None;
+        let Some(attributes) = self.leased(file) else {
+            ahead.pause(file, None);
+            return Err(false);
+        };
+        if !ahead.is_of(file, attributes.version) {
+            return Err(false);
         }
+        let read = self.read_windows(file, &attributes, offset, into);
+        read.ok_or(true)
+    }
+
+    /// Reads from windows of the version of these attributes.
+    fn read_windows(
+        &self,
+        file: FileId,
+        &Attributes { version, size, .. }: &Attributes,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Option<usize> {
+        let ahead = &self.0.ahead;
         let length = size.saturating_sub(offset).min(into.len() as u64) as usize;
         let mut done = 0;
         while done < length {
             let at = offset + done as u64;
-            let window = match ahead.find(file, at) {
+            let window = match ahead.find(file, at, version) {
                 Some(window) => window,
                 None => self.request_window(file, at, version),
             };
@@ -159,7 +199,7 @@ impl Remote {
             let next = window.offset + WINDOW;
             if offset + done as u64 >= next - WINDOW / 2
                 && next < size
-                && ahead.find(file, next).is_none()
+                && ahead.find(file, next, version).is_none()
             {
                 self.request_window(file, next, version);
             }
@@ -168,12 +208,12 @@ impl Remote {
         Some(length)
     }
 
-    /// The attributes of a file, if this mount has its lease now; asks for it if `asks`.
-    fn leased(&self, file: FileId, asks: bool) -> Option<Attributes> {
+    /// The attributes of a file, if this mount has its lease now; asks for it.
+    fn leased(&self, file: FileId) -> Option<Attributes> {
         let (cache, operation) = (&self.0.cache, Operation::Attributes { file });
         let found = || cache.find(&operation)?.0.attributes;
         found().or_else(|| {
-            let is_asked = asks && cache.keeps();
+            let is_asked = cache.keeps();
             is_asked.then(|| self.call(operation.clone()).ok())??;
             found()
         })
@@ -203,16 +243,23 @@ impl Remote {
         if let Data::Requested(_) = &*data
             && let Data::Requested(started) = std::mem::replace(&mut *data, Data::Void)
         {
-            let outcome = started.finish().ok()?.into_result().ok()?;
-            if self.leased(file, false)?.version == window.version {
-                *data = match outcome.details {
-                    Details::Data(bytes) => Data::Here(bytes),
-                    _ => Data::Void,
-                };
-            }
+            let finished = self.finish_window(file, window.version, started);
+            *data = finished.map_or(Data::Void, Data::Here);
         }
         match &*data {
             Data::Here(bytes) => Some(bytes.clone()),
+            _ => {
+                self.0.ahead.pause(file, Some(window));
+                None
+            }
+        }
+    }
+
+    /// Waits for the data of a window. Returns it if the file still has this version.
+    fn finish_window(&self, file: FileId, version: u64, started: Started) -> Option<Bytes> {
+        let outcome = started.finish().ok()?.into_result().ok()?;
+        match outcome.details {
+            Details::Data(bytes) if self.leased(file)?.version == version => Some(bytes),
             _ => None,
         }
     }

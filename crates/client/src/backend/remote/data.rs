@@ -70,14 +70,15 @@ impl Remote {
         if let Some(read) = requests.read_locally(inode.file, offset, into, note_read) {
             return Ok(read);
         }
-        if let Some(read) = self.read_ahead(inode.file, offset, into) {
-            return Ok(read);
-        }
+        let is_noted = match self.read_ahead(inode.file, offset, into) {
+            Ok(read) => return Ok(read),
+            Err(is_noted) => is_noted,
+        };
         let outcome = self.call(Operation::Read {
             file: inode.file,
             offset,
             length: into.len() as u32,
-            note_read,
+            note_read: note_read && !is_noted,
         })?;
         let data = outcome.data();
         let room = into.get_mut(..data.len());

@@ -33,6 +33,8 @@ struct State {
     /// The file is changed while the next window is read: after its data was taken.
     changes_behind: bool,
     has_no_lease: bool,
+    /// Requests of attributes.
+    asked: u32,
 }
 
 impl Cluster {
@@ -68,6 +70,7 @@ impl Requests for Cluster {
                     ..Covers::default()
                 };
                 let until = Instant::now() + Duration::from_secs(120);
+                state.asked += 1;
                 leases::note((!state.has_no_lease).then_some(Kept { until, covers }));
                 let attributes = Attributes {
                     size: state.contents.len() as u64,
@@ -203,5 +206,62 @@ fn nothing_is_read_ahead_without_a_lease_or_order() {
     cluster.state.lock().unwrap().has_no_lease = true;
     let mount = remote(&cluster);
     read_all(&mount, (0, 1 << 20), PART, &contents(1, 1 << 20));
-    assert!(cluster.reads().iter().all(|it| it.0 as usize == PART));
+    let reads = cluster.reads();
+    assert!(reads.iter().all(|it| it.0 as usize == PART));
+    let asked = cluster.state.lock().unwrap().asked;
+    assert!(asked <= reads.len() as u32 / READS_MIN, "{asked}");
+}
+
+#[test]
+fn a_window_of_an_ended_stream_is_not_used_by_the_next_one() {
+    let cluster = Cluster::with(1 << 20);
+    let remote = remote(&cluster);
+    let other = 100 * PART;
+    read_all(&remote, (0, 3 * PART), PART, &contents(1, 1 << 20));
+    // Another thread begins a stream while this one is about to request a window.
+    read(&remote, other, PART);
+    assert!(remote.leased(FILE).is_some());
+    let window = remote.request_window(FILE, other as u64, 0);
+    assert!(remote.data_of(FILE, &window).is_some());
+    cluster.change(2);
+    read_all(
+        &remote,
+        (other + PART, 1 << 20),
+        PART,
+        &contents(2, 1 << 20),
+    );
+}
+
+#[test]
+fn a_reader_leaves_the_window_to_the_one_that_waits_for_it() {
+    let cluster = Cluster::with(1 << 20);
+    let remote = remote(&cluster);
+    read_all(&remote, (0, 5 * PART), PART, &contents(1, 1 << 20));
+    cluster.reads();
+    let window = remote.0.ahead.find(FILE, 5 * PART as u64, 0);
+    let window = window.expect("it was requested");
+    let waits = window.data.lock();
+    read_all(&remote, (5 * PART, 7 * PART), PART, &contents(1, 1 << 20));
+    assert_eq!(cluster.reads(), [(PART as u32, false); 2]);
+    drop(waits);
+    read_all(&remote, (7 * PART, 20 * PART), PART, &contents(1, 1 << 20));
+    assert_eq!(cluster.reads(), []);
+}
+
+#[test]
+fn a_window_that_failed_is_requested_again() {
+    let cluster = Cluster::with(256 << 10);
+    let remote = remote(&cluster);
+    read_all(&remote, (0, 3 * PART), PART, &contents(1, 256 << 10));
+    let window = remote.request_window(FILE, 3 * PART as u64, 0);
+    *window.data.lock() = Data::Void;
+    cluster.reads();
+    read_all(
+        &remote,
+        (3 * PART, 256 << 10),
+        PART,
+        &contents(1, 256 << 10),
+    );
+    let reads = cluster.reads();
+    assert!(reads.len() <= 1 + READS_MIN as usize, "{reads:?}");
 }
