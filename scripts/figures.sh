@@ -10,7 +10,8 @@ cd "$(dirname "$0")/.."
 runs=${1:-target/figures}
 tako=${TAKO_BIN:-$PWD/target/release/tako}
 mkdir -p "$runs"
-[ -x "$tako" ] || cargo build --release --bin tako
+# An older program would be measured without a word.
+[ -n "${TAKO_BIN:-}" ] || cargo build --release --bin tako
 "$tako" bench --bars | tee "$runs/bench"
 "$tako" bench fabric --tune --bars | tee "$runs/tune"
 BARS=1 scripts/programs.sh | tee "$runs/programs"

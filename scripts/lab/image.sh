@@ -30,7 +30,6 @@ readonly modules="
     libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4
     sunrpc grace lockd nfs_acl auth_rpcgss nfsd netfs fscache dns_resolver nfs nfsv4 brd
     vfio vfio_iommu_type1 irqbypass vfio_virqfd vfio-pci-core vfio-pci
-    sch_ingress cls_u32 act_skbedit act_mirred
     fuse"
 
 fail() {

@@ -8,13 +8,13 @@ use pmem::Region;
 
 use crate::Error;
 use crate::registers::{
-    CAUSE_RECEIVED, CTRL, CTRL_RST, CTRL_SLU, ICR, IMC, IMS, RAH0, RAL0, RCTL, RCTL_EN, RCTL_SECRC,
-    RDTR, RECEIVE_RING, RING_BYTES, RING_HEAD, RING_HIGH, RING_LOW, RING_TAIL, STATUS, STATUS_LU,
-    TCTL, TCTL_EN, TCTL_FULL_DUPLEX, TCTL_PSP, TIPG, TIPG_COPPER, TRANSMIT_RING, TXDCTL,
-    TXDCTL_COUNTS,
+    CAUSE_RECEIVED, CTRL, CTRL_RST, CTRL_SLU, EECD, EECD_AUTO_RD, ICR, IMC, IMS, MTA, MTA_WORDS,
+    RAH0, RAL0, RCTL, RCTL_EN, RCTL_SECRC, RDTR, RECEIVE_RING, RING_BYTES, RING_HEAD, RING_HIGH,
+    RING_LOW, RING_TAIL, STATUS, STATUS_LU, TCTL, TCTL_EN, TCTL_FULL_DUPLEX, TCTL_PSP, TIPG,
+    TIPG_COPPER, TRANSMIT_RING, TXDCTL, TXDCTL_COUNTS,
 };
 use crate::ring::Ring;
-use crate::settled::wait_for;
+use crate::settled::{wait_for, wait_until_still};
 use crate::vfio::Vfio;
 
 /// Descriptors of a ring: the most that the adapter can have (10.2.5.8).
@@ -78,6 +78,10 @@ impl Card {
         if !wait_for(|| device.read(CTRL) & CTRL_RST == 0) {
             return Err(silent("cannot be reset"));
         }
+        // Its address, and some bits of CTRL, are set only then.
+        if !wait_for(|| device.read(EECD) & EECD_AUTO_RD != 0) {
+            return Err(silent("cannot load its EEPROM"));
+        }
         device.write(IMC, u32::MAX);
         device.write(CTRL, device.read(CTRL) | CTRL_SLU);
         let (low, high) = (
@@ -114,6 +118,10 @@ impl Card {
             device.write(registers + RING_BYTES, Ring::bytes(RING) as u32);
             device.write(registers + RING_HEAD, 0);
             device.write(registers + RING_TAIL, 0);
+        }
+        // A reset need not clear the table.
+        for word in 0..MTA_WORDS {
+            device.write(MTA + 4 * word, 0);
         }
         device.write(RDTR, 0);
         device.write(TIPG, TIPG_COPPER);
@@ -172,19 +180,20 @@ impl Card {
         })
     }
 
-    /// Stops receiving, and waits until the adapter writes no more to memory. Frames that have come by then are still returned
-    /// by [`Card::receive`].
-    pub fn stop(&mut self) {
+    /// Stops receiving, and waits until the adapter writes no more to memory, at least 10 ms. Frames that have come by then are
+    /// still returned by [`Card::receive`]. Returns whether it stopped within 5 s: if not, it may still write to the memory that
+    /// it was given.
+    #[must_use]
+    pub fn stop(&mut self) -> bool {
         self.device.write(RCTL, RCTL_SECRC);
-        let mut head = self.device.read(RECEIVE_RING + RING_HEAD);
-        // The read comes after writes in flight on the bus; a head that stays says that the adapter has none more (4.6.5.1).
-        wait_for(|| {
-            std::mem::replace(&mut head, self.device.read(RECEIVE_RING + RING_HEAD)) == head
-        });
+        // The write has arrived before this is answered.
+        self.device.read(STATUS);
+        // A read comes after writes in flight on the bus; a head that stays says that the adapter has none more (4.6.5.1).
+        wait_until_still(|| self.device.read(RECEIVE_RING + RING_HEAD))
     }
 
     /// Takes the memory back that no frame has come to, in its order, and receives again, once it is given memory. Only after
-    /// [`Card::stop`], and after the frames that had come.
+    /// [`Card::stop`] returned true, and after the frames that had come.
     pub fn restart(&mut self) -> Vec<u64> {
         self.cleared += self.receive.next;
         self.receive.clear();
@@ -236,6 +245,8 @@ impl Card {
     pub fn arm(&mut self) -> bool {
         let _ = rustix::io::read(self.device.interrupt(), &mut [0u8; 8]);
         self.device.write(ICR, u32::MAX);
+        // The write has arrived before this is answered: the cause of a frame that memory does not show below stays.
+        self.device.read(STATUS);
         self.has_come()
     }
 }
@@ -244,7 +255,8 @@ impl Drop for Card {
     fn drop(&mut self) {
         self.device.write(IMC, u32::MAX);
         self.device.write(TCTL, 0);
-        self.stop();
+        // If it does not stop, the end of its mappings stops it.
+        let _ = self.stop();
     }
 }
 

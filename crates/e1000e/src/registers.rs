@@ -14,6 +14,11 @@ pub const STATUS: u32 = 0x0_0008;
 /// The link is up.
 pub const STATUS_LU: u32 = 1 << 1;
 
+/// Control of the EEPROM (10.2.2.3).
+pub const EECD: u32 = 0x0_0010;
+/// The adapter has loaded its registers from the EEPROM after a reset.
+pub const EECD_AUTO_RD: u32 = 1 << 9;
+
 /// Interrupt causes (10.2.4.1); ones that are written are cleared.
 pub const ICR: u32 = 0x0_00c0;
 /// Causes that raise an interrupt, to be set (10.2.4.5) and cleared (10.2.4.6).
@@ -32,6 +37,9 @@ pub const RCTL_SECRC: u32 = 1 << 26;
 pub const RECEIVE_RING: u32 = 0x0_2800;
 /// Interrupt delay of received frames (10.2.5.11).
 pub const RDTR: u32 = 0x0_2820;
+/// Multicast addresses that are received: a table of so many words (4.6.5).
+pub const MTA: u32 = 0x0_5200;
+pub const MTA_WORDS: u32 = 128;
 /// First own address: low and high word (10.2.5.24, 10.2.5.25). The adapter loads it from its EEPROM at a reset.
 pub const RAL0: u32 = 0x0_5400;
 pub const RAH0: u32 = 0x0_5404;

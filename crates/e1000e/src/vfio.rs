@@ -199,10 +199,12 @@ impl Vfio {
         unsafe { self.window.as_ptr().byte_add(at as usize) }
     }
 
-    /// Reads a register.
+    /// Reads a register. Memory that is read after it is not read earlier.
     pub fn read(&self, at: u32) -> u32 {
         // SAFETY: a register of the window, which lives as long as this value.
-        unsafe { self.register(at).read_volatile() }
+        let value = unsafe { self.register(at).read_volatile() };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        value
     }
 
     /// Writes a register. Stores to memory before it are visible to the device before.

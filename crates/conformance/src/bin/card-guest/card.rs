@@ -175,7 +175,7 @@ impl Side {
 
     /// Withdraws all descriptors, and gives only those that are not aimed again.
     fn realign(&mut self) {
-        self.card.stop();
+        assert!(self.card.stop());
         assert_eq!(self.card.receive(), None);
         let left = self.card.restart();
         let (aimed, rest): (Vec<u64>, Vec<u64>) = left.into_iter().partition(|&at| at < POOL);
