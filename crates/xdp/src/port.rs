@@ -348,6 +348,24 @@ fn is_spread(options: &PortOptions) -> bool {
         .is_some_and(|placed| placed.shape == Shape::Jumbo)
 }
 
+/// Modes to try, the fastest first.
+fn modes(options: &PortOptions, is_virtual: bool) -> &'static [Mode] {
+    // The program moves the beginning of a stripped frame. Only a kernel that copies after it puts the data where that leads: an
+    // adapter has written the frame behind its header, up to 16 bytes into the next block.
+    let is_stripped = options.placed.is_some_and(|it| it.shape.is_stripped());
+    match options.modes {
+        Modes::Only(Mode::ZeroCopy) if is_stripped => &[],
+        Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
+        Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
+        Modes::Only(Mode::Generic) => &[Mode::Generic],
+        // Generic mode does not know through which queue a frame arrived.
+        Modes::Fastest if is_stripped => &[Mode::NativeCopy],
+        Modes::Fastest if options.placed.is_some() => &[Mode::ZeroCopy, Mode::NativeCopy],
+        Modes::Fastest if is_virtual => &[Mode::Generic],
+        Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
+    }
+}
+
 /// Attaches the program and binds the socket that owns the memory, in the first mode that works.
 fn attach(
     interface: &Interface,
@@ -356,19 +374,10 @@ fn attach(
     options: &PortOptions,
 ) -> Result<(Link, Mode), Error> {
     let name = &interface.name;
-    let modes: &[Mode] = match options.modes {
-        Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
-        Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
-        Modes::Only(Mode::Generic) => &[Mode::Generic],
-        // Generic mode does not know through which queue a frame arrived.
-        Modes::Fastest if options.placed.is_some() => &[Mode::ZeroCopy, Mode::NativeCopy],
-        Modes::Fastest if is_virtual(name) => &[Mode::Generic],
-        Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
-    };
     let freed_by = Instant::now() + freed::WITHIN;
     let mut failed = Errno::OPNOTSUPP;
     let mut native: Option<Link> = None;
-    for &mode in modes {
+    for &mode in modes(options, is_virtual(name)) {
         let link = match (mode, native.take()) {
             (Mode::ZeroCopy | Mode::NativeCopy, Some(link)) => Ok(link),
             (Mode::Generic, Some(link)) => {
@@ -429,4 +438,33 @@ fn is_virtual(name: &str) -> bool {
         .join(name)
         .join("device")
         .exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_never_writes_frames_that_are_stripped() {
+        let options = |modes, shape: Option<Shape>| PortOptions {
+            queue: 0,
+            types: [0x8000, 0x8001],
+            chunk: 2048,
+            ring: 64,
+            sockets: 1,
+            modes,
+            placed: shape.map(|shape| PlacedOptions { queue: 1, shape }),
+        };
+        for shape in [Shape::Strip, Shape::Jumbo] {
+            let fastest = modes(&options(Modes::Fastest, Some(shape)), false);
+            assert_eq!(fastest, [Mode::NativeCopy], "{shape:?}");
+            let only = options(Modes::Only(Mode::ZeroCopy), Some(shape));
+            assert_eq!(modes(&only, false), [], "{shape:?}");
+        }
+        let overlay = modes(&options(Modes::Fastest, Some(Shape::Overlay)), false);
+        assert_eq!(overlay, [Mode::ZeroCopy, Mode::NativeCopy]);
+        let nothing_placed = modes(&options(Modes::Fastest, None), false);
+        let all = [Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic];
+        assert_eq!(nothing_placed, all);
+    }
 }
