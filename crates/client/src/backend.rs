@@ -99,14 +99,16 @@ impl Backend {
     }
 }
 
-/// Forwards calls on one inode to the backend that it belongs to.
+/// Forwards calls on one inode to the backend that it belongs to. Arguments after `private` are bytes that the call uses under locks:
+/// if they are of a mapped file, its pages could need the same locks.
 macro_rules! calls {
     ($($(#[$documentation:meta])*
-        fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        fn $name:ident($($argument:ident: $type:ty),*) $(private($($private:ident),*))? -> $result:ty;)*) => {
         impl Backend {
             $($(#[$documentation])*
             #[inline]
             pub(crate) fn $name(&self, inode: &Inode, $($argument: $type),*) -> Result<$result> {
+                $($(let $private = &*pmem::private($private);)*)?
                 match (self, inode) {
                     (Backend::Embedded(backend), Inode::Embedded(inode)) => {
                         backend.$name(inode, $($argument),*)
@@ -161,22 +163,22 @@ calls! {
     ) -> ();
 
     /// Value of an extended attribute.
-    fn xattr(name: &[u8]) -> Vec<u8>;
+    fn xattr(name: &[u8]) private(name) -> Vec<u8>;
     /// Names of all extended attributes.
     fn xattr_names() -> Vec<Vec<u8>>;
     /// Creates or replaces an extended attribute.
-    fn set_xattr(name: &[u8], value: &[u8], mode: XattrMode) -> ();
+    fn set_xattr(name: &[u8], value: &[u8], mode: XattrMode) private(name, value) -> ();
     /// Removes an extended attribute.
-    fn remove_xattr(name: &[u8]) -> ();
+    fn remove_xattr(name: &[u8]) private(name) -> ();
 
     /// Reads at `offset`; fewer bytes than asked for only at the end of the file.
     fn read(offset: u64, into: &mut [u8]) -> usize;
     /// The same, and updates the access time.
     fn read_noted(offset: u64, into: &mut [u8]) -> usize;
     /// Writes `data`; up to 1 MiB as a whole or not at all.
-    fn write(at: WriteAt, data: &[u8]) -> Written;
+    fn write(at: WriteAt, data: &[u8]) private(data) -> Written;
     /// The same after [`Backend::drop_privileges`].
-    fn write_dropping(set_id: bool, at: WriteAt, data: &[u8]) -> Written;
+    fn write_dropping(set_id: bool, at: WriteAt, data: &[u8]) private(data) -> Written;
     /// Allocates, frees or moves the blocks of a range.
     fn fallocate(mode: Fallocate, offset: u64, length: u64) -> ();
     /// First offset from `offset` on that holds data.

@@ -264,7 +264,6 @@ impl File {
         if !self.flags.write {
             return Err(Cause::NotOpenForWriting.into());
         }
-        pmem::touch(data);
         let at = if self.flags.append {
             WriteAt::End
         } else {

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
-use client::{FileSystem, OpenFlags};
+use client::{FileSystem, OpenFlags, WriteAt, XattrMode};
 use common::{contents, errno, file_system, make_file};
 
 /// Not a multiple of a page's length.
@@ -75,6 +77,36 @@ fn a_file_is_written_from_its_own_map() {
         LENGTH - (1 << 20)
     );
     assert!(contents(&fs, "file")[..5900] == pattern()[100..6000]);
+}
+
+/// The same for calls by number, and for attributes. They end in the time that only guards against hanging.
+#[test]
+fn a_file_is_changed_by_number_from_its_own_map() {
+    let (done, is_done) = mpsc::channel();
+    thread::spawn(move || {
+        let fs = patterned();
+        let number = fs.stat("file").unwrap().number;
+        // Parts that no other call has read.
+        let map = fs.open("file", OpenFlags::READ, 0).unwrap().map().unwrap();
+        let part = |index: usize| &map[index << 18..][..6000];
+        fs.write(number, WriteAt::Offset(0), part(1)).unwrap();
+        let at = WriteAt::Offset(6000);
+        fs.write_dropping(number, true, at, part(2)).unwrap();
+        let value = &part(3)[..100];
+        let mode = XattrMode::Set;
+        fs.set_xattr(number, b"user.a", value, mode).unwrap();
+        let value = &part(4)[..100];
+        fs.set_xattr_path("file", b"user.b", value, mode).unwrap();
+        let (written, expected) = (contents(&fs, "file"), pattern());
+        assert!(written[..6000] == expected[1 << 18..][..6000]);
+        assert!(written[6000..12_000] == expected[2 << 18..][..6000]);
+        let found = fs.xattr(number, b"user.a").unwrap();
+        assert_eq!(found, expected[3 << 18..][..100]);
+        let found = fs.xattr(number, b"user.b").unwrap();
+        assert_eq!(found, expected[4 << 18..][..100]);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(Duration::from_secs(100)).unwrap();
 }
 
 #[test]

@@ -15,13 +15,14 @@
 mod tests;
 mod userfaultfd;
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -38,7 +39,8 @@ use userfaultfd::Userfaultfd;
 const WINDOW_FIRST: usize = 16;
 const WINDOW_MOST: usize = 256;
 
-/// Number of instances in this process.
+/// Addresses of all instances in this process, and how many there are.
+static RANGES: RwLock<Vec<Range<usize>>> = RwLock::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Source of the contents of [`DemandPages`].
@@ -63,8 +65,9 @@ pub struct DemandPages<F: Fill> {
 }
 
 struct Shared<F> {
-    /// It goes before the pages.
+    /// These go before the pages.
     _watched: Watched,
+    _listed: Listed,
     pages: ReadOnly,
     region: Region,
     length: usize,
@@ -99,6 +102,7 @@ impl<F: Fill> DemandPages<F> {
         let watched = Watched::new(pages.base, mapped, Some(words.to_owned()));
         let shared = Arc::new(Shared {
             _watched: watched.map_err(|error| failed("watch", error))?,
+            _listed: Listed::new(start..start + mapped),
             pages,
             region,
             length: length as usize,
@@ -111,7 +115,6 @@ impl<F: Fill> DemandPages<F> {
             }),
             fill,
         });
-        COUNT.fetch_add(1, Ordering::Relaxed);
         let mut new = DemandPages {
             shared: shared.clone(),
             handler: None,
@@ -152,14 +155,39 @@ impl<F: Fill> DemandPages<F> {
     }
 }
 
-/// Touches bytes that may be of [`DemandPages`] of this process, so that no later access of them waits for [`Fill::fill`]: that may
-/// need a lock that the later access holds.
+/// The same bytes, copied if they are of [`DemandPages`] of this process: accesses of those may wait for [`Fill::fill`], which may
+/// need a lock that the access holds. Pages that were read before are no exception, since the kernel may reclaim them.
 #[inline]
-pub fn touch(bytes: &[u8]) {
-    if COUNT.load(Ordering::Relaxed) > 0 {
-        for byte in bytes.iter().step_by(PAGE).chain(bytes.last()) {
-            std::hint::black_box(*byte);
-        }
+pub fn private(bytes: &[u8]) -> Cow<'_, [u8]> {
+    match COUNT.load(Ordering::Relaxed) > 0 && is_on_demand(bytes) {
+        true => Cow::Owned(bytes.to_vec()),
+        false => Cow::Borrowed(bytes),
+    }
+}
+
+fn is_on_demand(bytes: &[u8]) -> bool {
+    let ranges = RANGES.read().unwrap_or_else(PoisonError::into_inner);
+    let start = bytes.as_ptr() as usize;
+    ranges.iter().any(|range| range.contains(&start))
+}
+
+/// Entry of a range in [`RANGES`].
+struct Listed(Range<usize>);
+
+impl Listed {
+    fn new(range: Range<usize>) -> Listed {
+        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.push(range.clone());
+        COUNT.store(ranges.len(), Ordering::Relaxed);
+        Listed(range)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+        ranges.retain(|range| *range != self.0);
+        COUNT.store(ranges.len(), Ordering::Relaxed);
     }
 }
 
@@ -262,7 +290,6 @@ impl<F: Fill> Drop for DemandPages<F> {
         if let Some(handler) = self.handler.take() {
             let _ = handler.join();
         }
-        COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

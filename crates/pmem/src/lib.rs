@@ -35,7 +35,7 @@ pub mod socket;
 mod watched;
 
 pub use copies::copied_bytes;
-pub use demand::{DemandPages, Fill, touch};
+pub use demand::{DemandPages, Fill, private};
 pub use error::Error;
 pub use lines::{Line, Lines};
 pub use random::Random;

@@ -100,7 +100,19 @@ fn loaded_pages_need_no_fault_and_errors_are_reported() {
     });
     let memory = pages(PAGES * PAGE, &numbers);
     assert_eq!(memory.bytes()[0], number(0));
-    touch(&memory.bytes()[..3 * PAGE]);
+    assert_eq!(memory.bytes()[2 * PAGE], number(2));
+}
+
+#[test]
+fn only_bytes_of_these_pages_are_copied() {
+    let numbers = Arc::<Numbers>::default();
+    let memory = pages(PAGES * PAGE, &numbers);
+    let copied = |bytes: &[u8]| match private(bytes) {
+        Cow::Owned(copy) => copy == bytes,
+        Cow::Borrowed(_) => false,
+    };
+    assert!(copied(memory.bytes()) && copied(&memory.bytes()[PAGES * PAGE - 1..]));
+    assert!(!copied(&[1; 100]) && !copied(&[]));
 }
 
 /// The kernel accesses the page in write(2).
