@@ -36,11 +36,11 @@ pub const INFO: &str = "info";
 pub const IS_WRITABLE: &str = "writable";
 /// Asks whether every read reaches the process that serves the mount: answered by [`YES`] or [`NO`].
 pub const SEES_ALL_READS: &str = "reads";
-/// Sets which reads change access times, and whether reads of directories do: `times relatime no`.
-pub const TIMES: &str = "times ";
+/// Sets which reads change access times, and whether reads of directories do: `access-times relatime no`.
+pub const TIMES: &str = "access-times ";
 pub const YES: &str = "yes";
 pub const NO: &str = "no";
-const DONE: &str = "done";
+pub const DONE: &str = "done";
 
 /// State that the channel of a mount works on.
 pub struct Served {

@@ -231,7 +231,12 @@ fn remount(target: &Path, options: &str) -> Outcome {
         channel::NO
     };
     let line = format!("{}{} {directories}", channel::TIMES, files.option());
-    ask(&line).map(drop)
+    match ask(&line)?.as_str() {
+        channel::DONE => Ok(()),
+        answer => Err(Failure::Failed(format!(
+            "cannot change the access times of {directory}: {answer}"
+        ))),
+    }
 }
 
 fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {

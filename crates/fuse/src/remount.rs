@@ -7,7 +7,7 @@ use crate::options::is_for_others;
 use crate::{AccessTime, Error, MountOptions, Mounted};
 
 /// Options that can be changed while mounted.
-pub(crate) const CHANGEABLE: [&str; 16] = [
+pub(crate) const CHANGEABLE: [&str; 17] = [
     "ro",
     "rw",
     "suid",
@@ -18,6 +18,7 @@ pub(crate) const CHANGEABLE: [&str; 16] = [
     "noexec",
     "relatime",
     "strictatime",
+    "nostrictatime",
     "atime",
     "noatime",
     "diratime",

@@ -32,6 +32,7 @@ mod region;
 mod scratch;
 mod simulated;
 pub mod socket;
+mod threads;
 mod watched;
 
 pub use copies::copied_bytes;
@@ -41,6 +42,7 @@ pub use lines::{Line, Lines};
 pub use random::Random;
 pub use region::{Access, Kind, Region, Survival};
 pub use simulated::{Fault, Moment, Observer, Simulation};
+pub use threads::start_thread;
 
 /// Bytes in a cache line, the unit in which memory is flushed.
 pub const LINE: usize = 64;

@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use operations::{ErrorCode, LOCK_END, Lock, LockKind, LockSpace};
@@ -204,8 +203,7 @@ impl Asking {
             return;
         }
         let asking = self.clone();
-        let builder = thread::Builder::new().name("tako-locks".into());
-        if builder.spawn(move || asking.ask()).is_ok() {
+        if pmem::start_thread("tako-locks", move || asking.ask()).is_ok() {
             let table = self.table.clone();
             let listener = move |wait| table.turns.add(wait);
             self.remote.await_turns(Some(Box::new(listener)));

@@ -1,6 +1,5 @@
 //! Beginning of links, and later reports of control connections.
 
-use std::thread;
 use std::time::Duration;
 
 use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason, pull};
@@ -82,8 +81,7 @@ impl Messenger {
         failed: impl FnOnce(control::Error) -> Arrived,
     ) {
         let waker = self.waker.clone();
-        let thread = thread::Builder::new().name("tako-dial".to_owned());
-        if let Err(source) = thread.spawn(move || waker.pass(work())) {
+        if let Err(source) = pmem::start_thread("tako-dial", move || waker.pass(work())) {
             let who = "a thread that dials".to_owned();
             self.waker
                 .pass(failed(control::Error::System { who, source }));

@@ -114,9 +114,7 @@ impl Watcher {
         let number = entries.next;
         if !entries.is_running {
             let watcher = self.clone();
-            std::thread::Builder::new()
-                .name("tako-shm-peers".to_owned())
-                .spawn(move || watcher.run())
+            pmem::start_thread("tako-shm-peers", move || watcher.run())
                 .map_err(|error| cannot("start a thread that watches peers", error))?;
             entries.is_running = true;
         }

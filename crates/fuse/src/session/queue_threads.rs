@@ -25,8 +25,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use fuse_device::{Exchange, Queue, Scheduling};
+use fuse_device::{Exchange, Queue, Scheduling, set_background};
 use parking_lot::{Condvar, Mutex};
+use rustix::thread::gettid;
 use zerocopy::IntoBytes;
 
 use super::background::Answering;
@@ -167,8 +168,10 @@ impl QueueThreads {
         }
     }
 
-    /// The life of a further thread.
+    /// The life of a further thread. It is never in the background, as the thread that started it may be.
     fn join_in(self: &Arc<QueueThreads>, begin: &Arc<Begin>) -> io::Result<()> {
+        // Threads that may not leave the background never enter it.
+        let _ = set_background(gettid(), false);
         let registered = self.queue().and_then(|mut queue| {
             begin.shutdown.add(queue.stop());
             queue.register().map(|()| queue)

@@ -69,10 +69,19 @@ pub(super) enum Work {
     Change {
         /// The inodes that it changes; all if they are not known.
         inodes: Option<Vec<u64>>,
-        /// Directories with names that lead to some of them, and the recalls in their shards when it began.
-        directories: Vec<(u64, u64)>,
+        /// Directories with names that lead to some of them, as they were when it began.
+        directories: Vec<NamesAtStart>,
         makes: Option<NewName>,
     },
+}
+
+/// What tells whether names of a directory still lead where they led when a call began.
+pub(super) struct NamesAtStart {
+    directory: u64,
+    /// Recalls in its shard.
+    recalls: u64,
+    /// The end of its lease; none if the names were not known.
+    until: Option<Instant>,
 }
 
 /// A name that a call makes.
@@ -270,7 +279,7 @@ impl Cache {
         }
         let directories = changed_names(operation)
             .into_iter()
-            .map(|(it, _)| (it.inode, self.shard(it.inode).lock().recalls))
+            .map(|(it, _)| self.names_at_start(it.inode))
             .collect();
         let inodes = self.changed(operation);
         if inodes.as_ref().is_some_and(Vec::is_empty) {
@@ -281,6 +290,15 @@ impl Cache {
             makes: self.new_name(operation),
             inodes,
             directories,
+        }
+    }
+
+    fn names_at_start(&self, directory: u64) -> NamesAtStart {
+        let shard = self.shard(directory).lock();
+        NamesAtStart {
+            directory,
+            recalls: shard.recalls,
+            until: shard.contents.get(&directory).map(|it| it.until),
         }
     }
 
@@ -359,8 +377,13 @@ impl Cache {
             ) => {
                 self.keep_new_name(makes, outcome, kept);
                 self.change(inodes.as_deref(), None, -1);
-                // Another session may have changed what a name leads to, before it was changed here.
-                let is_disturbed = |it: &(u64, u64)| self.shard(it.0).lock().recalls != it.1;
+                // Another session may have changed what a name leads to, before it was changed here: after a recall, or
+                // after the lease's end.
+                let now = Instant::now();
+                let is_disturbed = |it: &NamesAtStart| {
+                    let recalls = self.shard(it.directory).lock().recalls;
+                    recalls != it.recalls || it.until.is_none_or(|until| until <= now)
+                };
                 if directories.iter().any(is_disturbed) {
                     self.change(None, None, 0);
                 }
@@ -707,6 +730,28 @@ mod tests {
             ..FILE
         };
         let attributes = Operation::Attributes { file: other };
+        end(&cache, cache.begin(&attributes), LONG);
+        assert!(has(&cache, &attributes));
+        cache.end(work, None, None);
+        assert!(!has(&cache, &attributes));
+    }
+
+    #[test]
+    fn the_end_of_a_lease_of_names_during_an_own_change_drops_all() {
+        let cache = cache();
+        fill(&cache, LONG);
+        let mut work = cache.begin(&unlink());
+        let Work::Change { directories, .. } = &mut work else {
+            panic!("a removal changes files");
+        };
+        // Another session may replace the name after the end, without a recall.
+        directories[0].until = Some(Instant::now());
+        let attributes = Operation::Attributes {
+            file: FileId {
+                inode: FILE.inode + 2,
+                ..FILE
+            },
+        };
         end(&cache, cache.begin(&attributes), LONG);
         assert!(has(&cache, &attributes));
         cache.end(work, None, None);
