@@ -499,7 +499,11 @@ fn a_pool_that_is_closed_soon_is_waited_for() {
 #[test]
 fn the_system_mounts_by_its_helper() {
     let place = Background::new();
+    // The namespace's copies of mounts of other tests would keep their servers until it ends.
     let script = "set -e
+        grep ' fuse.tako ' /proc/self/mounts | while read -r _ other _; do
+            umount --lazy --no-canonicalize --internal-only \"$other\"
+        done
         mount -t tmpfs none /mnt
         mkdir /mnt/upper /mnt/work
         mount -t overlay none -o lowerdir=/usr/sbin,upperdir=/mnt/upper,workdir=/mnt/work /usr/sbin
@@ -535,9 +539,13 @@ fn the_system_mounts_by_its_helper() {
         code=0; fsck.tako 2>/dev/null || code=$?
         test $code = 16";
     let program = common::command(&[]);
-    let mut unshare = Command::new("unshare");
+    // All processes of the namespace end with the script, and their mounts with them.
+    let namespaces = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let mut unshare = Command::new("timeout");
     let unshare = unshare
-        .args(["--mount", "sh", "-c", script, "sh"])
+        .args(["--foreground", "--signal=KILL", "120", "unshare"])
+        .args(namespaces)
+        .args(["sh", "-c", script, "sh"])
         .arg(program.get_program())
         .args([&place.pool, &place.directory]);
     let output = common::run(unshare);
