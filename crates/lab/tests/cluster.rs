@@ -271,6 +271,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::AnswerAfterLease, 0),
     (Defect::FlushInNextSession, 158),
     (Defect::LocalReadOwned, 1),
+    (Defect::StampByOwnClock, 0),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

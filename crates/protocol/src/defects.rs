@@ -183,6 +183,12 @@ pub enum Defect {
     TakeNeighboursPosition,
     /// A member is refilled by a primary with a longer image, before its own has grown.
     RefillBeforeGrowth,
+    /// The image grows though a member in sync has no room for it.
+    GrowBeforeRoom,
+    /// Only the primary extends its image when the map says so.
+    GrowPrimaryOnly,
+    /// A new primary gives time stamps of its own clock, though the former one's was ahead.
+    StampByOwnClock,
     /// A local read is answered though a member may lack what it shows.
     LocalReadBeforeTails,
     /// A local read shows a file that another session owns.
@@ -195,7 +201,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 83] = [
+    pub const ALL: [Defect; 84] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -279,13 +285,18 @@ impl Defect {
         Defect::AnswerAfterLease,
         Defect::FlushInNextSession,
         Defect::LocalReadOwned,
+        Defect::StampByOwnClock,
     ];
 
     /// Those that only runs without faults find.
     pub const OF_QUIET_RUNS: [Defect; 1] = [Defect::AnswerDuringInvalidation];
 
     /// Those that only runs in which the unit grows find: `lab/tests/growing.rs`.
-    pub const OF_GROWTH: [Defect; 1] = [Defect::RefillBeforeGrowth];
+    pub const OF_GROWTH: [Defect; 3] = [
+        Defect::RefillBeforeGrowth,
+        Defect::GrowBeforeRoom,
+        Defect::GrowPrimaryOnly,
+    ];
 
     /// Those that only units with clients that write all the time find: `lab/tests/refill.rs`.
     pub const OF_LOAD: [Defect; 1] = [Defect::OutrunRefill];

@@ -161,7 +161,8 @@ impl Member {
         let same_epoch = map.epoch == self.map.epoch;
         // For a process that just started no primary is new.
         let is_first = self.map.version == 0;
-        if map.image > self.map.image {
+        let is_left_out = map.primary != self.node && self.defects.has(Defect::GrowPrimaryOnly);
+        if map.image > self.map.image && !is_left_out {
             let length = map.image;
             self.out.intents.push_back(Intent::GrowImage { length });
         }

@@ -33,4 +33,6 @@ pub struct Defects {
     pub forget_owners: bool,
     /// A block that a small write starts is not cleared first.
     pub skip_clearing: bool,
+    /// A member that takes over gives time stamps of its own clock, though another one's was ahead.
+    pub stamp_by_own_clock: bool,
 }

@@ -49,7 +49,7 @@ impl Store {
         let (volume, newest_ns) = recover(region, &options, epoch)?;
         let names = Names::open(Files::new(Inodes::new(volume)))?;
         let store = Store { names };
-        if epoch.is_some() {
+        if epoch.is_some() && !options.defects.stamp_by_own_clock {
             // The time stamps come from another member's clock, and those of a pool that was filled by it from no record.
             let newest_ns = match newest_ns {
                 0 => store.volume().newest_change_ns(),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pmem::{Moment, Random, Simulation};
@@ -14,6 +14,13 @@ use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::{Core, Host, LocalRead, Output};
 
 use super::time::{Clock, Time};
+
+/// Nanoseconds of an hour.
+pub const HOUR_NS: i64 = 3_600_000_000_000;
+/// Distinguishes the random numbers of dates from the others.
+const DATES: u64 = 0x4441_5445;
+/// The date at the start of a run, at the least: no step leads before 1970.
+const FIRST_DATE_NS: i64 = 1000 * HOUR_NS;
 
 /// Images among which a crash chooses.
 const IMAGES: usize = 8;
@@ -106,6 +113,12 @@ pub struct Machine {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// Nanoseconds by which its date differs from virtual time.
+    date_offset: i64,
+    /// What its process reads the date from.
+    date: Arc<AtomicI64>,
+    /// Whether its pool has room for a longer image.
+    pub has_room: bool,
     /// Whether it ships by a group, as primary.
     pub uses_groups: bool,
     /// Members that are not in the group now.
@@ -189,6 +202,12 @@ fn regroup(random: &mut Random, ungrouped: &mut BTreeSet<u32>, member: &mut Memb
     member.set_group(now, &members, random.below(3) as u32);
 }
 
+/// Dates of machines are up to two days apart.
+fn date_offset(seed: u64) -> i64 {
+    let most = 48 * HOUR_NS as u64;
+    Random::new(seed ^ DATES).between(0, 2 * most) as i64
+}
+
 impl Machine {
     /// A machine with these contents in memory.
     pub fn new(node: u32, clock: Clock, image: Vec<u8>, seed: u64) -> Machine {
@@ -197,6 +216,9 @@ impl Machine {
             clock,
             incarnation: 0,
             timer: None,
+            date_offset: date_offset(seed),
+            date: Arc::default(),
+            has_room: false,
             uses_groups: false,
             ungrouped: BTreeSet::new(),
             memory: Simulation::from_image(image),
@@ -273,7 +295,15 @@ impl Machine {
         if self.is_up() {
             return Ok(());
         }
-        let store_options = Machine::store_options(now);
+        let store_options = store::Options {
+            clock: store::Clock::Manual(self.date.clone()),
+            defects: store::Defects {
+                stamp_by_own_clock: defects.has(Defect::StampByOwnClock),
+                ..store::Defects::default()
+            },
+            ..Machine::store_options(now)
+        };
+        self.show_date(now);
         let (region, local) = (self.memory.region(), self.clock.local(now));
         let core = Core::open(self.node, region, store_options, (options, defects), local)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
@@ -362,6 +392,16 @@ impl Machine {
         *lock(&self.armed) = Armed::default();
     }
 
+    fn show_date(&self, now: Time) {
+        let date = FIRST_DATE_NS + self.date_offset + now as i64;
+        self.date.store(date, Ordering::Relaxed);
+    }
+
+    /// Sets its date by so many hours forward, or back if they are negative.
+    pub fn step_date(&mut self, hours: i32) {
+        self.date_offset += i64::from(hours) * HOUR_NS;
+    }
+
     /// Gives the member an input and executes its intents.
     pub fn step(
         &mut self,
@@ -369,6 +409,7 @@ impl Machine {
         input: impl FnOnce(&mut Member, u64),
     ) -> Result<Step, String> {
         let local = self.clock.local(now);
+        self.show_date(now);
         let Some(core) = &mut self.process else {
             return Ok(Step::default());
         };

@@ -100,6 +100,13 @@ pub enum Fault {
         /// Drift in nanoseconds per millisecond.
         ppm: i32,
     },
+    /// The date of a member's machine is set, forward or back.
+    StepDate {
+        /// The member with this machine.
+        member: Party,
+        /// Hours forward, or back if they are negative.
+        hours: i32,
+    },
     /// Many messages are lost.
     Loss {
         /// Share of messages, per thousand.
@@ -194,6 +201,7 @@ impl Fault {
             Fault::CrashClient { .. }
             | Fault::Replace { .. }
             | Fault::Drift { .. }
+            | Fault::StepDate { .. }
             | Fault::HearsLate { .. }
             | Fault::Look { .. }
             | Fault::Rush { .. } => None,
@@ -229,6 +237,13 @@ pub const DRIFT_PPM_MAX: i32 = 200;
 /// In which plans a machine is replaced: in some of every kind of unit.
 const REPLACED_EVERY: u64 = 17;
 const REPLACED_AT: u64 = 3;
+
+/// In which plans dates are set, and what distinguishes their random numbers from the others.
+const DATED_EVERY: u64 = 3;
+const DATED_AT: u64 = 2;
+const DATES: u64 = 0x4441_5445;
+/// Hours by which a date is set, at most.
+const HOURS_MAX: i32 = 24;
 
 /// Aim of a plan.
 #[derive(Clone, Copy)]
@@ -286,6 +301,10 @@ impl Plan {
         maker.make();
         if seed % REPLACED_EVERY == REPLACED_AT {
             maker.replaced();
+        }
+        if seed % DATED_EVERY == DATED_AT {
+            maker.random = Random::new(seed ^ DATES);
+            maker.dated();
         }
         maker.faults.sort_by_key(|planned| planned.at);
         Plan {
@@ -524,6 +543,15 @@ impl Maker {
         }
     }
 
+    /// Dates are set, forward or back.
+    fn dated(&mut self) {
+        for _ in 0..self.random.between(1, 4) {
+            let (at, member) = (self.instant(), self.member_or_primary());
+            let hours = self.random.between(0, 2 * HOURS_MAX as u64) as i32 - HOURS_MAX;
+            self.add(at, Fault::StepDate { member, hours });
+        }
+    }
+
     /// A client is away for longer than its session lasts; meanwhile, at times, the primary changes.
     fn client_away(&mut self, at: Time) {
         let node = Party::Client(self.random.below(self.clients as usize) as u32);
@@ -637,6 +665,9 @@ impl fmt::Display for Fault {
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
             Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),
             Fault::Drift { node, ppm } => write!(formatter, "{node} drifts by {ppm} ppm"),
+            Fault::StepDate { member, hours } => {
+                write!(formatter, "the date of {member} is set by {hours} hours")
+            }
             Fault::Loss { permille, .. } => write!(formatter, "{permille} of 1000 are lost"),
             Fault::Corruption { permille, .. } => {
                 write!(formatter, "{permille} of 1000 are damaged")

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterMap, NODES_MAX};
+use crate::defects::{Defect, Defects};
 use crate::map::NodeId;
 
 /// Longest reason of a refusal, in bytes.
@@ -49,7 +50,13 @@ impl ClusterMap {
 
     /// The map in which this node has room for the requested image. With the last node in sync the image has grown. `None` if
     /// nothing changes, or another image was requested.
-    pub fn with_room(&self, unit: u16, node: NodeId, image: u64) -> Option<ClusterMap> {
+    pub fn with_room(
+        &self,
+        unit: u16,
+        node: NodeId,
+        image: u64,
+        defects: &Defects,
+    ) -> Option<ClusterMap> {
         let mut next = self.next();
         let entry = next.units.iter_mut().find(|entry| entry.unit == unit)?;
         let growth = &mut entry.growth;
@@ -63,7 +70,7 @@ impl ClusterMap {
         }
         // A member that is away reserves room when it is back: it follows with an image of that length only.
         let is_ready = |node: &NodeId| growth.ready.contains(node);
-        let has_all = entry.map.in_sync.iter().all(is_ready);
+        let has_all = entry.map.in_sync.iter().all(is_ready) || defects.has(Defect::GrowBeforeRoom);
         if has_all {
             entry.map = entry.map.grow(image)?;
             entry.growth = Growth::default();
@@ -105,16 +112,28 @@ mod tests {
     fn an_image_grows_when_all_members_in_sync_have_room() {
         let map = formed().ask_to_grow(0, 900).expect("it is longer");
         assert_eq!(map.ask_to_grow(0, 900), None);
-        assert_eq!(map.with_room(0, 1, 800), None);
-        let map = map.with_room(0, 1, 900).expect("it is ready");
-        let map = map.with_room(0, 4, 900).expect("a spare is ready");
-        assert_eq!(map.with_room(0, 1, 900), None, "2 and 3 are not");
-        let mut map = map.with_room(0, 2, 900).expect("it is ready");
+        assert_eq!(map.with_room(0, 1, 800, &Defects::default()), None);
+        let map = map
+            .with_room(0, 1, 900, &Defects::default())
+            .expect("it is ready");
+        let map = map
+            .with_room(0, 4, 900, &Defects::default())
+            .expect("a spare is ready");
+        assert_eq!(
+            map.with_room(0, 1, 900, &Defects::default()),
+            None,
+            "2 and 3 are not"
+        );
+        let mut map = map
+            .with_room(0, 2, 900, &Defects::default())
+            .expect("it is ready");
         assert_eq!((map.units[0].map.image, map.fault()), (0, None));
         // The last one has left: any other one brings it about.
         map.units[0].map.in_sync = vec![1, 2];
         let version = map.units[0].map.version;
-        let grown = map.with_room(0, 1, 900).expect("all are ready");
+        let grown = map
+            .with_room(0, 1, 900, &Defects::default())
+            .expect("all are ready");
         let unit = &grown.units[0];
         assert_eq!((unit.map.image, unit.map.version), (900, version + 1));
         assert_eq!(unit.growth, Growth::default());
@@ -125,7 +144,7 @@ mod tests {
     fn a_node_without_room_ends_the_request() {
         let map = formed().ask_to_grow(0, 900).expect("it is longer");
         let map = map.refuse_to_grow(0, 900, "n2 is full").expect("pending");
-        assert_eq!(map.with_room(0, 1, 900), None);
+        assert_eq!(map.with_room(0, 1, 900, &Defects::default()), None);
         assert_eq!((map.units[0].map.image, map.fault()), (0, None));
         let again = map.ask_to_grow(0, 900).expect("it is requested again");
         assert!(again.units[0].growth.is_pending());

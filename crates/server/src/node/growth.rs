@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pmem::Region;
-use protocol::{ClusterMap, NodeId};
+use protocol::{ClusterMap, Defects, NodeId};
 
 use super::membership_threads::RETRY;
 use super::opening::format_of;
@@ -38,10 +38,11 @@ impl Growing {
             return;
         };
         let (id, name, image) = (self.id, self.name.clone(), unit.growth.image);
-        if map.with_room(UNIT, id, image).is_some() {
+        let with_room = move |map: &ClusterMap| map.with_room(UNIT, id, image, &Defects::default());
+        if with_room(map).is_some() {
             let reserve = move |region: &Region| region.grow(start.saturating_add(image));
             self.begin(reserve, move |map, reserved| match reserved {
-                Ok(()) => map.with_room(UNIT, id, image),
+                Ok(()) => with_room(map),
                 Err(error) => map.refuse_to_grow(UNIT, image, &format!("node {name}: {error}")),
             });
             return;

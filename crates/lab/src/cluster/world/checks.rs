@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pmem::Region;
 use protocol::member::{Completion, HeldLock, Intent, SessionRecord};
 use protocol::wire::{Acknowledge, Body, Message, Outcome};
-use protocol::{Defects, Member, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, Transmit, UnitMap};
 use server::UnitPool;
 use store::CheckOptions;
 
@@ -40,6 +40,15 @@ impl Answered {
     }
 }
 
+/// A file's last change, as a primary showed it.
+#[derive(Clone, Copy)]
+struct Stamp {
+    /// The epoch of the record that changed it.
+    epoch: u32,
+    version: u64,
+    changed_ns: i64,
+}
+
 /// State that later checks need.
 #[derive(Default)]
 pub(super) struct Watch {
@@ -47,6 +56,10 @@ pub(super) struct Watch {
     replies: BTreeMap<(u64, u16, u64), Answered>,
     /// Data that each member was sent with records in each epoch and has not reported, in bytes, by the first record's position.
     pushed: BTreeMap<(u32, u32), BTreeMap<u64, u64>>,
+    /// What clients were shown of each file last, by its number and generation.
+    stamps: BTreeMap<(u64, u32), Stamp>,
+    /// The last epoch in which the date of its primary was set back.
+    dated_back: Option<u32>,
     /// Members with an image to be compared with the primary's when both are at one tail.
     to_compare: BTreeSet<usize>,
 }
@@ -177,6 +190,7 @@ impl World {
         before: &UnitMap,
         map: &UnitMap,
     ) -> Result<(), String> {
+        self.check_room(before, map)?;
         let is_takeover = map.epoch != before.epoch;
         let serving = self.machines.iter().find(|machine| machine.is_serving(now));
         if let Some(machine) = serving.filter(|_| is_takeover) {
@@ -291,7 +305,7 @@ impl World {
             return Ok(());
         };
         if slot == NO_SLOT {
-            return Ok(());
+            return self.check_stamp(envelope.epoch, &outcome);
         }
         let key = (envelope.session, slot, envelope.request);
         let epoch = envelope.epoch;
@@ -312,6 +326,47 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    /// The date of a member's machine is set.
+    pub(super) fn step_date(&mut self, member: usize, hours: i32) {
+        self.machines[member].step_date(hours);
+        let map = self.membership.valid();
+        if hours < 0 && map.primary as usize == member {
+            self.watch.dated_back = Some(map.epoch);
+        }
+    }
+
+    /// The time of a file's last change does not go back by a change that another member orders. While one leads it does so as on
+    /// every machine, when the date is set back; then a later member knows of the newer time only if its ring holds that record.
+    fn check_stamp(&mut self, epoch: u32, outcome: &Outcome) -> Result<(), String> {
+        let Some(shown) = outcome.attributes else {
+            return Ok(());
+        };
+        let lineage = &self.membership.valid().lineage;
+        let has_it = |of: &&EpochStart| of.epoch <= epoch && of.start <= shown.version;
+        let stamp = Stamp {
+            epoch: lineage.iter().rfind(has_it).map_or(0, |of| of.epoch),
+            version: shown.version,
+            changed_ns: shown.changed_ns,
+        };
+        let file = (shown.number, shown.generation);
+        let known = self.watch.stamps.entry(file).or_insert(stamp);
+        if stamp.version < known.version || stamp.changed_ns == known.changed_ns {
+            return Ok(());
+        }
+        let before = std::mem::replace(known, stamp);
+        let dated_back = self.watch.dated_back;
+        let is_held =
+            stamp.epoch != before.epoch && dated_back.is_none_or(|dated| dated < before.epoch);
+        if is_held && stamp.changed_ns < before.changed_ns {
+            let seconds = (before.changed_ns - stamp.changed_ns) / 1_000_000_000;
+            let inode = shown.number;
+            return Err(format!(
+                "the time of change of inode {inode} goes {seconds} s back"
+            ));
+        }
+        Ok(())
     }
 
     /// State left without a possible user, when all is quiet.

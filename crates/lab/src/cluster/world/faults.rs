@@ -60,14 +60,11 @@ impl World {
                 }
             }
             Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
-            Fault::Drift { node, ppm } => {
+            Fault::Drift { node, .. }
+            | Fault::HearsLate { node, .. }
+            | Fault::StepDate { member: node, .. } => {
                 for node in self.nodes(node, subject) {
-                    self.drift(now, node, ppm);
-                }
-            }
-            Fault::HearsLate { node, by_ms } => {
-                for node in self.nodes(node, subject) {
-                    self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);
+                    self.fault_of_node(now, node, fault);
                 }
             }
             Fault::Rush { client, blocks } => {
@@ -96,6 +93,19 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    fn fault_of_node(&mut self, now: Time, node: u32, fault: Fault) {
+        match fault {
+            Fault::Drift { ppm, .. } => self.drift(now, node, ppm),
+            Fault::HearsLate { by_ms, .. } => {
+                self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);
+            }
+            Fault::StepDate { hours, .. } if node < FIRST_CLIENT => {
+                self.step_date(node as usize, hours);
+            }
+            _ => {}
+        }
     }
 
     fn fault_of_link(&mut self, now: Time, from: u32, to: u32, fault: Fault) {

@@ -1,5 +1,8 @@
 //! Growth of the pools while the unit works, proposed by an operator.
 
+use protocol::cluster::{Growth, UnitEntry};
+use protocol::{ClusterMap, UnitMap};
+
 use super::replace::OPERATOR;
 use super::{Event, Machine, Setup, World};
 use crate::cluster::time::{MILLISECOND, Time};
@@ -20,17 +23,28 @@ impl Setup {
 }
 
 impl World {
-    /// The operator proposes longer pools, until the map has them. All machines have room.
+    /// Machines reserve room one after the other. When all members in sync have, the map grows.
     pub(super) fn grow(&mut self, now: Time) {
         let read = |machine: &Machine| store::read_superblock(&machine.memory().region()).ok();
         let Some(superblock) = self.machines.iter().find_map(read) else {
             return;
         };
-        let start = superblock.image_offset;
-        let Some(map) = self.membership.valid().grow(ROOM as u64 - start) else {
+        let image = ROOM as u64 - superblock.image_offset;
+        if self.membership.valid().image >= image {
+            return;
+        }
+        self.queue.add(now + AGAIN_NS, Event::Grow);
+        let without = self
+            .machines
+            .iter_mut()
+            .filter(|it| it.is_up() && !it.has_room);
+        let slow = self.random.one_in(2);
+        if let Some(machine) = without.into_iter().next().filter(|_| !slow) {
+            machine.has_room = true;
+        }
+        let Some(map) = self.grown(image) else {
             return;
         };
-        self.queue.add(now + AGAIN_NS, Event::Grow);
         if let Some(at) = self.membership.travel(now) {
             let proposal = Event::Proposal {
                 from: OPERATOR,
@@ -38,6 +52,40 @@ impl World {
                 map,
             };
             self.queue.add(at, proposal);
+        }
+    }
+
+    /// The map with the longer image, once enough machines have room.
+    fn grown(&self, image: u64) -> Option<UnitMap> {
+        let valid = self.membership.valid();
+        let ready = self.machines.iter().filter(|machine| machine.has_room);
+        let ready: Vec<_> = ready.map(|machine| machine.node).collect();
+        let growth = Growth {
+            image,
+            ready: ready.clone(),
+            ..Growth::default()
+        };
+        let entry = UnitEntry {
+            map: valid.clone(),
+            growth,
+            ..UnitEntry::default()
+        };
+        let cluster = ClusterMap {
+            units: vec![entry],
+            ..ClusterMap::default()
+        };
+        let next = cluster.with_room(0, *ready.last()?, image, &self.setup.defects)?;
+        let next = next.units.into_iter().next()?.map;
+        (next.version > valid.version).then_some(next)
+    }
+
+    /// No image grows that a member in sync has no room for.
+    pub(super) fn check_room(&self, before: &UnitMap, map: &UnitMap) -> Result<(), String> {
+        let mut in_sync = map.in_sync.iter();
+        let has_none = |node: &&u32| !self.machines[**node as usize].has_room;
+        match in_sync.find(has_none).filter(|_| map.image > before.image) {
+            Some(node) => Err(format!("the image grows, and member {node} has no room")),
+            None => Ok(()),
         }
     }
 
