@@ -18,7 +18,8 @@ const WORDS: &str = "tako: an access to a mapped file failed, since the file cou
 /// as it was at that moment. [`Map::is_current`] returns whether the file has changed since it was mapped, [`Map::refresh`] maps it
 /// anew.
 ///
-/// If a page cannot be read, its access ends the process by SIGBUS, as with mmap(2). While a cluster is unreachable accesses wait.
+/// If a page cannot be read, its access ends the process by SIGBUS, as with mmap(2). While a cluster is unreachable accesses wait;
+/// under a `timeout` of the client's options they cannot be read when it has passed.
 /// Child processes do not inherit the memory. System calls with pages that were not loaded fail with EFAULT in processes without
 /// CAP_SYS_PTRACE: see [`Map::load`].
 /// ```

@@ -149,7 +149,9 @@ impl<F: Fill> DemandPages<F> {
         let mut page = range.start as usize / PAGE;
         while page * PAGE < end {
             let most = (end - page * PAGE).div_ceil(PAGE).min(WINDOW_MOST);
-            page += self.shared.serve(&mut self.shared.state(), page, most)?;
+            // What does not enter the page table now does at its first access.
+            let (served, _) = self.shared.serve(&mut self.shared.state(), page, most)?;
+            page += served;
         }
         Ok(())
     }
@@ -214,8 +216,10 @@ impl<F: Fill> Shared<F> {
             for address in faults {
                 let page = (address - self.pages.base.as_ptr() as usize) / PAGE;
                 let served = catch_unwind(AssertUnwindSafe(|| self.serve_fault(page)));
-                if !served.unwrap_or(false) {
-                    let _ = self.faults.poison(self.address(page), PAGE);
+                let address = self.address(page);
+                // The kernel ends the wait only when it could change the page table: otherwise the access faults again.
+                if !served.unwrap_or(false) && self.faults.poison(address, PAGE).is_err() {
+                    let _ = self.faults.wake(address, PAGE);
                 }
             }
         }
@@ -230,7 +234,7 @@ impl<F: Fill> Shared<F> {
         self.pages.base.as_ptr() as usize + page * PAGE
     }
 
-    /// Fills the window of a page. Whether the page was filled.
+    /// Fills the window of a page. Whether its access can go on.
     fn serve_fault(&self, page: usize) -> bool {
         let mut state = self.state();
         state.window = match page == state.next {
@@ -238,19 +242,29 @@ impl<F: Fill> Shared<F> {
             false => WINDOW_FIRST,
         };
         let window = state.window;
-        match self.serve(&mut state, page, window) {
-            Ok(served) => {
-                state.next = page + served;
-                true
+        if let Ok((served, Ok(()))) = self.serve(&mut state, page, window) {
+            state.next = page + served;
+            return true;
+        }
+        // Another page of the window may be the reason.
+        match self.serve(&mut state, page, 1) {
+            Ok((_, Ok(()))) => true,
+            // The kernel may have memory for the page table when the access faults again.
+            Ok((_, Err(error))) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                self.faults.wake(self.address(page), PAGE).is_ok()
             }
-            // Another page of the window may be the reason.
-            Err(_) => self.serve(&mut state, page, 1).is_ok(),
+            _ => false,
         }
     }
 
     /// Fills the pages from this one on, `most` or up to the next one that was filled, and enters them into the page table.
-    /// Returns how many.
-    fn serve(&self, state: &mut State, page: usize, most: usize) -> Result<usize, F::Error> {
+    /// Returns how many, and whether they entered it.
+    fn serve(
+        &self,
+        state: &mut State,
+        page: usize,
+        most: usize,
+    ) -> Result<(usize, io::Result<()>), F::Error> {
         let all = self.pages.length / PAGE;
         let is_filled = state.is_filled(page);
         let run = (page..all).take(most);
@@ -267,9 +281,7 @@ impl<F: Fill> Shared<F> {
             self.fill.fill(offset as u64, bytes)?;
             (page..page + count).for_each(|it| state.set_filled(it));
         }
-        // It can only fail for a range that is not registered, or for missing pages. Then the access faults again.
-        let _ = self.faults.map(self.address(page), count * PAGE);
-        Ok(count)
+        Ok((count, self.faults.map(self.address(page), count * PAGE)))
     }
 }
 

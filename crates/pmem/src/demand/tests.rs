@@ -1,7 +1,11 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, fallocate};
 
 use super::*;
 
@@ -140,7 +144,7 @@ fn system_calls_fault_too() {
 #[test]
 fn an_access_that_cannot_be_filled_ends_the_process_with_a_message() {
     const NAME: &str = "an_access_that_cannot_be_filled_ends_the_process_with_a_message";
-    if std::env::var_os(OTHER).is_some() {
+    ends_with_a_message(NAME, || {
         let numbers = Arc::new(Numbers {
             fails_at: Some(20),
             ..Numbers::default()
@@ -148,10 +152,39 @@ fn an_access_that_cannot_be_filled_ends_the_process_with_a_message() {
         let memory = pages(PAGES * PAGE, &numbers);
         assert_eq!(memory.bytes()[19 * PAGE], number(19));
         println!("{}", memory.bytes()[20 * PAGE]);
+    });
+}
+
+/// The kernel refuses to enter a page that was filled and has gone.
+#[test]
+fn an_access_of_a_page_that_has_gone_does_not_wait() {
+    ends_with_a_message("an_access_of_a_page_that_has_gone_does_not_wait", || {
+        let memory = pages(PAGES * PAGE, &Arc::default());
+        memory.load(0..u64::MAX).unwrap();
+        let Shared { faults, region, .. } = &*memory.shared;
+        faults.wake(memory.shared.address(20), PAGE).unwrap();
+        let file = region.share(true).unwrap();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, flags, (20 * PAGE) as u64, PAGE as u64).unwrap();
+        assert_eq!(memory.bytes()[19 * PAGE], number(19));
+        println!("{}", memory.bytes()[20 * PAGE]);
+    });
+}
+
+/// Does `work` in a process of its own, which must end by SIGBUS. `test` is the caller's name.
+fn ends_with_a_message(test: &str, work: impl FnOnce() + Send + 'static) {
+    if std::env::var_os(OTHER).is_some() {
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            work();
+            let _ = done.send(());
+        });
+        // The time only guards against hanging.
+        let _ = is_done.recv_timeout(Duration::from_secs(100));
         return;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("demand::tests::{NAME}")]);
+    command.args(["--exact", &format!("demand::tests::{test}")]);
     let output = command.env(OTHER, "1").output().unwrap();
     assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
     let told = String::from_utf8_lossy(&output.stderr);

@@ -23,6 +23,7 @@ const ADDRESS_AT: usize = 16;
 
 const IOCTL_API: c_ulong = read_write(0x3F, size_of::<Api>());
 const IOCTL_REGISTER: c_ulong = read_write(0x00, size_of::<Request>());
+const IOCTL_WAKE: c_ulong = 2 << 30 | 16 << 16 | 0xAA << 8 | 0x02;
 const IOCTL_CONTINUE: c_ulong = read_write(0x07, size_of::<Request>());
 const IOCTL_POISON: c_ulong = read_write(0x08, size_of::<Request>());
 /// Of `/dev/userfaultfd`: a new descriptor.
@@ -39,7 +40,7 @@ struct Api {
     ioctls: u64,
 }
 
-/// `struct uffdio_register`, `uffdio_continue` and `uffdio_poison`.
+/// `struct uffdio_register`, `uffdio_continue` and `uffdio_poison`; it begins with `struct uffdio_range`.
 #[repr(C)]
 struct Request {
     start: u64,
@@ -86,6 +87,11 @@ impl Userfaultfd {
     /// Makes accesses of a range fail with SIGBUS, and ends their faults.
     pub fn poison(&self, start: usize, length: usize) -> io::Result<()> {
         self.resolve(IOCTL_POISON, start, length)
+    }
+
+    /// Repeats the accesses of a range that wait for their faults.
+    pub fn wake(&self, start: usize, length: usize) -> io::Result<()> {
+        self.request(IOCTL_WAKE, start, length, 0).1
     }
 
     fn resolve(&self, kind: c_ulong, mut start: usize, length: usize) -> io::Result<()> {
