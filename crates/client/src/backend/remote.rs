@@ -376,6 +376,8 @@ impl Remote {
 
     /// Releases each number as often, with as few messages as possible.
     pub(crate) fn release_all(&self, list: &[(u64, u64)]) -> Result<()> {
+        let numbers = list.iter().map(|(number, _)| *number);
+        numbers.for_each(|number| self.0.ahead.forget(self.file(number)));
         let released = list.iter();
         let held = released.filter_map(|(number, count)| self.0.table.release(*number, *count));
         let held: Vec<Held> = held.collect();

@@ -76,10 +76,8 @@ impl Layouts {
     ) {
         // All parts of one file show one version: another one is of no use.
         let version = layout.version;
-        if self
-            .first(file)
-            .is_some_and(|first| first.version != version)
-        {
+        let known = self.first(file).map(|first| first.version);
+        if known.is_some_and(|known| known != version) {
             self.forget(file);
         }
         if self.parts.len() >= PARTS_MAX {
@@ -100,10 +98,11 @@ impl Layouts {
             noted.version.get_or_insert(version);
         }
         self.parts.insert((file, start), layout);
-        // All parts show this version, so the lease is good for all of them.
+        // All parts show this version, so the lease is good for all of them. If no part was left, the version of an earlier lease is
+        // unknown.
         let answered = self.answered.entry(file).or_default();
         answered.at = now;
-        answered.term = term.or(answered.term);
+        answered.term = term.or(answered.term.filter(|_| known.is_some()));
         if self.answered.len() > self.parts.len() {
             let parts = &self.parts;
             let has_parts = |file: &FileId| parts.range((*file, 0)..=(*file, u64::MAX)).next();
@@ -236,6 +235,22 @@ mod tests {
         layouts.note(file(1), 7);
         layouts.insert(0, (file(1), 0), layout(8), None);
         assert!(layouts.is_noted(file(1), 8));
+    }
+
+    #[test]
+    fn a_lease_is_not_good_for_a_layout_that_came_after_all_parts_were_dropped() {
+        let mut layouts = Layouts::default();
+        layouts.insert(0, (file(1), 0), layout(5), Some(9));
+        layouts.insert(0, (file(1), LAYOUT_MAX), layout(5), None);
+        assert_eq!(layouts.term(file(1), 5), Some(9));
+        for part in 0.. {
+            layouts.insert(0, (file(2), part * LAYOUT_MAX), layout(1), None);
+            if layouts.first(file(1)).is_none() {
+                break;
+            }
+        }
+        layouts.insert(0, (file(1), 0), layout(4), None);
+        assert_eq!(layouts.term(file(1), 4), None);
     }
 
     #[test]

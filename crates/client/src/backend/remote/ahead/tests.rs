@@ -5,7 +5,7 @@ use operations::{FileKind, Outcome};
 use protocol::client::Recalled;
 use protocol::leases::Covers;
 
-use super::super::attributes_of;
+use super::super::{RemoteInode, attributes_of};
 use super::*;
 use crate::leases::{Kept, RecallListener, Renewable};
 use crate::{HoldsSource, RequestError, Requests};
@@ -99,6 +99,16 @@ impl Requests for Cluster {
                 }
                 Ok(Outcome::with_data(data))
             }
+            Operation::NoteRead { file, .. } => {
+                state.version += 1;
+                let attributes = attributes_of(file.inode, file.generation, FileKind::Regular);
+                Ok(Outcome {
+                    file,
+                    attributes: Some(attributes),
+                    ..Outcome::done()
+                })
+            }
+            Operation::Release { .. } => Ok(Outcome::done()),
             other => panic!("{other:?}"),
         }
     }
@@ -133,14 +143,17 @@ fn remote(cluster: &Arc<Cluster>) -> Remote {
     remote
 }
 
-fn read(remote: &Remote, offset: usize, length: usize) -> Vec<u8> {
-    let inode = super::super::RemoteInode {
+fn inode() -> RemoteInode {
+    RemoteInode {
         file: FILE,
         number: FILE.inode,
         found: None,
-    };
+    }
+}
+
+fn read(remote: &Remote, offset: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
-    let read = remote.read_noted(&inode, offset as u64, &mut bytes);
+    let read = remote.read_noted(&inode(), offset as u64, &mut bytes);
     bytes.truncate(read.expect("the cluster answers"));
     bytes
 }
@@ -210,6 +223,32 @@ fn nothing_is_read_ahead_without_a_lease_or_order() {
     assert!(reads.iter().all(|it| it.0 as usize == PART));
     let asked = cluster.state.lock().unwrap().asked;
     assert!(asked <= reads.len() as u32 / READS_MIN, "{asked}");
+}
+
+#[test]
+fn nothing_is_asked_or_read_ahead_if_each_read_is_noted() {
+    let cluster = Cluster::with(1 << 20);
+    let remote = remote(&cluster);
+    for offset in (0..20).map(|part| part * PART) {
+        let mut bytes = vec![0; PART];
+        let read = remote.read(&inode(), offset as u64, &mut bytes);
+        assert_eq!(read.expect("the cluster answers"), PART);
+        let noted = remote.note_read(&inode(), true);
+        noted.expect("the cluster answers");
+    }
+    assert_eq!(cluster.reads(), [(PART as u32, false); 20]);
+    assert_eq!(cluster.state.lock().unwrap().asked, 0);
+}
+
+#[test]
+fn no_window_is_kept_of_a_file_that_the_kernel_forgets() {
+    let cluster = Cluster::with(1 << 20);
+    let remote = remote(&cluster);
+    read_all(&remote, (0, 9 * PART), PART, &contents(1, 1 << 20));
+    assert!(!remote.0.ahead.0.lock().is_empty());
+    let released = remote.release_all(&[(FILE.inode, 1)]);
+    released.expect("the cluster answers");
+    assert!(remote.0.ahead.0.lock().is_empty());
 }
 
 #[test]
