@@ -123,7 +123,7 @@ fn a_seed_gives_the_same_run() {
 }
 
 /// Seeds that have found errors without any fault, but lost messages.
-const WITHOUT_FAULTS: [u64; 3] = [46, 58, 187];
+const WITHOUT_FAULTS: [u64; 4] = [46, 58, 111, 187];
 
 #[test]
 fn runs_without_faults_hold_and_find_their_defects() {
@@ -188,7 +188,7 @@ fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
 
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
 const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
-    (Defect::TakeNeighboursPosition, 2),
+    (Defect::TakeNeighboursPosition, 1),
     (Defect::LocalReadBeforeTails, 54),
     (Defect::RepairWithoutCheck, 18),
     (Defect::AcknowledgeBeforeTails, 2),
@@ -196,7 +196,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ReadBeforeTails, 47),
     (Defect::SkipEpochCheck, 7),
     (Defect::ReportBeforeIngest, 0),
-    (Defect::DropGapRequest, 23),
+    (Defect::DropGapRequest, 141),
     (Defect::ServeWithoutLease, 13),
     (Defect::PromoteBeforeLease, 2),
     (Defect::PromoteOutOfSync, 20),
@@ -227,7 +227,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::LandAgain, 13),
     (Defect::GrantBeforeTails, 0),
     (Defect::ForgetQuarantine, 15),
-    (Defect::ForgetQuarantineAtTakeover, 72),
+    (Defect::ForgetQuarantineAtTakeover, 116),
     (Defect::KeepKeys, 15),
     (Defect::IgnoreVersion, 0),
     (Defect::IgnoreChecksums, 5),
@@ -238,9 +238,9 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetOwnChanges, 2),
     (Defect::ForgetRefused, 11),
     (Defect::ForgetHolds, 3),
-    (Defect::GrantReservedLock, 65),
+    (Defect::GrantReservedLock, 331),
     (Defect::ForgetCircles, 2),
-    (Defect::KeepEndedWaits, 16),
+    (Defect::KeepEndedWaits, 72),
     (Defect::PutWaitsFirst, 2),
     (Defect::ForgetWaits, 2),
     (Defect::TrustBlankPool, 207),
@@ -254,7 +254,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::KeepMissingNames, 0),
     (Defect::CreateWithoutRecall, 0),
     (Defect::AnswerEndsNewLease, 41),
-    (Defect::ReviveLease, 23),
+    (Defect::ReviveLease, 69),
     (Defect::ForgetRenewal, 0),
     (Defect::RenewBeyondLease, 84),
     (Defect::ForgetLease, 0),
@@ -271,7 +271,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::AnswerAfterLease, 0),
     (Defect::FlushInNextSession, 158),
     (Defect::LocalReadOwned, 1),
-    (Defect::StampByOwnClock, 0),
+    (Defect::StampByOwnClock, 3),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.
@@ -308,7 +308,7 @@ fn each_defect_is_found() {
 }
 
 /// Seeds that find reads at a new primary before the replays, if the primary is cut from the other members for a while.
-const BEFORE_REPLAY: [u64; 2] = [7, 84];
+const BEFORE_REPLAY: [u64; 1] = [183];
 
 #[test]
 fn a_local_read_before_the_replays_is_found() {
@@ -345,7 +345,10 @@ fn a_local_read_before_the_replays_is_found() {
     let is_found = AtomicBool::new(false);
     in_parallel(0..SEEDS_PER_DEFECT, |seed| {
         let finds = finds(seed);
-        is_found.fetch_or(finds, Ordering::Relaxed);
+        if finds {
+            println!("a local read before the replays is found by seed {seed}");
+            is_found.store(true, Ordering::Relaxed);
+        }
         finds
     });
     assert!(is_found.into_inner());

@@ -90,6 +90,13 @@ fn wide_keys(operation: &Operation, wide: &Rare) -> Vec<(Key, Invocation)> {
             let (file, block) = (to.inode, to_offset / BLOCK);
             vec![(Key::Block { file, block }, Invocation::Write(wide.copied))]
         }
+        Operation::NextData { file, offset }
+        | Operation::NextHole { file, offset }
+        | Operation::NextExtent { file, offset } => {
+            let (file, block) = (file.inode, offset / BLOCK);
+            vec![(Key::Block { file, block }, Invocation::Read)]
+        }
+        Operation::XattrNames { file } => vec![(xattr(file), Invocation::Read)],
         Operation::RemoveXattr { file, .. } => vec![(xattr(file), Invocation::Write(NOTHING))],
         Operation::ReadDirectory { .. } => {
             let names = names();

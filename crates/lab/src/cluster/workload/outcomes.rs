@@ -5,7 +5,7 @@ use protocol::wire::{Details, ErrorCode, Operation, Outcome};
 
 use super::locks::parts;
 use super::rare::Rare;
-use super::{BLOCK, NOTHING, Response, SHORT, TORN};
+use super::{BLOCK, NOTHING, Response, SHORT, TORN, XATTR};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
 /// it one of the whole block.
@@ -39,6 +39,25 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
         || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
 }
 
+/// Whether a query shows that a block or an attribute has no value. None of these shows a value.
+fn shows_nothing(operation: &Operation, outcome: &Outcome) -> bool {
+    match (operation, &outcome.details) {
+        (Operation::NextData { offset, .. }, Details::Position(data)) => {
+            data.is_none_or(|data| data > *offset)
+        }
+        (Operation::NextHole { offset, .. }, Details::Position(hole)) => {
+            hole.is_none_or(|hole| hole == *offset)
+        }
+        (Operation::NextExtent { offset, .. }, Details::Extent(extent)) => {
+            extent.is_none_or(|it| it.is_unwritten || it.offset > *offset)
+        }
+        (Operation::XattrNames { .. }, Details::Names(names)) => {
+            names.iter().all(|name| **name != XATTR)
+        }
+        _ => false,
+    }
+}
+
 /// What an outcome says about a key; nothing, if it says nothing for certain.
 pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Rare) -> Option<Response> {
     if outcome.is_done() && wide.is_list(operation) {
@@ -69,6 +88,7 @@ pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Rare) -> O
             _ => Response::NotHeld,
         },
         (Operation::Read { .. }, None) => Response::Value(value(outcome.data())),
+        _ if shows_nothing(operation, outcome) => Response::Value(NOTHING),
         (Operation::Create { .. }, None) => Response::Made(inode),
         (Operation::Create { .. }, Some(ErrorCode::Exists)) => Response::Exists,
         (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Response::Removed,

@@ -1,6 +1,6 @@
 //! The operations that only some runs have: appends, copies, all changes of ranges, and what few programs ask for.
 
-use operations::{Fallocate, RenameMode};
+use operations::{Fallocate, FileFlags, RenameMode};
 use protocol::wire::Details;
 
 use super::{
@@ -77,7 +77,7 @@ impl Worker {
             offset,
             length: BLOCK,
         };
-        let operation = match self.random.below(21) {
+        let operation = match self.random.below(24) {
             0..2 => self.append(list),
             2 => change(list, Fallocate::InsertRange, at),
             3 => change(list, Fallocate::CollapseRange, at),
@@ -109,6 +109,7 @@ impl Worker {
             },
             18 => Operation::SyncAll,
             19 => self.rename(),
+            20..23 => self.seldom(file, block),
             _ if self.held.is_none() && !self.is_opening() => Operation::CreateUnnamed {
                 directory: ROOT,
                 new: (&operations::NewInode::new(FileKind::Regular, 0o600)).into(),
@@ -118,6 +119,26 @@ impl Worker {
         };
         // Nothing of these vanishes with its client.
         Some((operation, Acknowledge::All))
+    }
+
+    /// Queries, and changes that no result shows.
+    fn seldom(&mut self, file: FileId, offset: u64) -> Operation {
+        match self.random.below(8) {
+            0 => Operation::NextData { file, offset },
+            1 => Operation::NextHole { file, offset },
+            2 => Operation::NextExtent { file, offset },
+            3 => Operation::XattrNames { file },
+            4 => Operation::ReadLink { file },
+            5 => Operation::NoteRead {
+                file,
+                always: false,
+            },
+            6 => Operation::DropPrivileges { file, set_id: true },
+            _ => Operation::SetFlags {
+                file,
+                flags: FileFlags::default(),
+            },
+        }
     }
 
     fn append(&mut self, file: FileId) -> Operation {
