@@ -16,7 +16,7 @@ const WORDS: &str = "tako: an access to a mapped file failed, since the file cou
 ///
 /// Pages are read when they are first accessed, several at a time while accesses are in order, and each once: a page shows the file
 /// as it was at that moment. [`Map::is_current`] returns whether the file has changed since it was mapped, [`Map::refresh`] maps it
-/// anew.
+/// again.
 ///
 /// If a page cannot be read, its access ends the process by SIGBUS, as with mmap(2). While a cluster is unreachable accesses wait;
 /// under a `timeout` of the client's options they cannot be read when it has passed.
@@ -86,7 +86,7 @@ impl Map {
         Ok(attributes.version == self.version)
     }
 
-    /// Maps the file anew: it shows what the file contains now.
+    /// Maps the file again: the map shows what the file contains now.
     ///
     /// # Errors
     /// Those of [`File::map`]; the old contents stay.
