@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, Options, Parameters, Peer, Provider, Queue,
+    Access, Device, EndpointId, Event, Failure, Parameters, Peer, Provider, Queue, QueueOptions,
     Refusal, Registration, RemoteRegion, Role, Source, Work, WorkRequest,
 };
 use pmem::Region;
@@ -105,7 +105,7 @@ fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
 }
 
 impl Ends {
-    fn new(device: &dyn Device, options: Options) -> Result<Ends, Error> {
+    fn new(device: &dyn Device, options: QueueOptions) -> Result<Ends, Error> {
         let near = End::new(device, options)?;
         let far = End::new(device, options)?;
         Ends::of(near, far, LOCAL)
@@ -130,7 +130,7 @@ impl Ends {
 }
 
 impl End {
-    fn new(device: &dyn Device, options: Options) -> Result<End, Error> {
+    fn new(device: &dyn Device, options: QueueOptions) -> Result<End, Error> {
         Ok(End {
             queue: Queue::open(device, options)?,
             // Not in one line with the other thread's.
@@ -224,10 +224,10 @@ fn memory(device: &dyn Device, bytes: u64, access: Access) -> Result<Registratio
 }
 
 /// Options for a benchmark: a thread that polls all the time, or one that blocks at once.
-fn options(spins: bool) -> Options {
-    Options {
+fn options(spins: bool) -> QueueOptions {
+    QueueOptions {
         spin_max: if spins { PATIENCE } else { Duration::ZERO },
-        ..Options::default()
+        ..QueueOptions::default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use client::{FileSystem, OpenFlags, ROOT};
 use pmem::Region;
-use store::{Geometry, Options, Store};
+use store::{Geometry, PoolOptions, Store};
 
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
@@ -65,7 +65,7 @@ fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 
 /// Opens the store in a region, which reports how full its ring is, and the file system in it.
 fn open_pool(region: &Region) -> Result<(Arc<Store>, FileSystem), Error> {
-    let store = Arc::new(Store::open(region.clone(), Options::default())?);
+    let store = Arc::new(Store::open(region.clone(), PoolOptions::default())?);
     Ok((store.clone(), FileSystem::of_store(store)))
 }
 

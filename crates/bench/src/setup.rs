@@ -250,7 +250,7 @@ pub fn format_as(region: &Region, geometry: &Geometry) -> Result<FileSystem, Err
 
 /// Opens the pool in a region; if another [`FileSystem`] left it without closing it, this is what follows a crash.
 pub fn open(region: &Region) -> Result<FileSystem, Error> {
-    let file_system = FileSystem::open_region(region.clone(), client::Options::default())?;
+    let file_system = FileSystem::open_region(region.clone(), client::PoolOptions::default())?;
     Ok(file_system)
 }
 

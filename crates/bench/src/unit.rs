@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use store::{
-    FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, Reply, Store, Transaction,
+    FileKind, Geometry, LiveInode, NewInode, PoolOptions, RenameMode, Reply, Store, Transaction,
     WriteAt,
 };
 
@@ -55,9 +55,9 @@ impl Pool {
         let region = nameless_pool(&bench.directory, length)?;
         region.populate();
         Store::format(&region, &Geometry::for_length(length))?;
-        let options = Options {
+        let options = PoolOptions {
             hold_freed: is_of_unit,
-            ..Options::default()
+            ..PoolOptions::default()
         };
         let mut pool = Pool {
             store: Store::open(region, options)?,

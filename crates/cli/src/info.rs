@@ -7,7 +7,7 @@ use connections::keys::show_identity;
 use pmem::{Access, Region};
 use serde::{Deserialize, Serialize};
 use store::format::superblock::{RING_STATES, RingState};
-use store::{Options, Store};
+use store::{PoolOptions, Store};
 use zerocopy::FromBytes;
 
 use crate::channel;
@@ -67,7 +67,7 @@ impl Info {
             result => result?,
         };
         let start = ring_start(&access);
-        let store = Store::open(access, Options::default())
+        let store = Store::open(access, PoolOptions::default())
             .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
         Info::of_store(pool, &store, start)
     }

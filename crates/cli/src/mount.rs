@@ -12,7 +12,7 @@ use std::sync::Arc;
 use client::{FileSystem, Source};
 use fuse::{AccessTime, Locks, MountOptions, Remount};
 use pmem::{Access, Region};
-use store::{Options, Store};
+use store::{PoolOptions, Store};
 
 use crate::arguments::Mount;
 use crate::arguments::files::Umount;
@@ -173,9 +173,9 @@ fn mount_pool(
 /// changes reach it. A pool that is mounted read-only is never written to, but for a DAX device, which has no private
 /// mapping.
 fn open(pool: &Path, read_only: bool) -> Result<(Arc<Store>, bool), Failure> {
-    let options = Options {
+    let options = PoolOptions {
         between_system_calls: true,
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let (region, is_writable) = match read_only {
         true => match Region::open(pool, Access::Private) {

@@ -13,10 +13,10 @@ use crate::{Cause, Error, Map, OpenFlags};
 /// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
 /// to it, as POSIX asks.
 /// ```
-/// # use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+/// # use client::{FileSystem, Geometry, OpenFlags, PoolOptions, Region};
 /// # let region = Region::memory(16 << 20, false)?;
 /// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
-/// # let files = FileSystem::open_region(region, Options::default())?;
+/// # let files = FileSystem::open_region(region, PoolOptions::default())?;
 /// let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
 /// let file = files.open("log", flags, 0o644)?;
 /// file.write(b"first ")?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use operations::{Acknowledge, ErrorCode};
 use pmem::{Access, Region};
 use store::{
-    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, LostData, NewInode, Options,
+    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, LostData, NewInode, PoolOptions,
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
@@ -22,10 +22,10 @@ pub const ROOT: u64 = store::ROOT;
 ///
 /// Calls by path are for programs; calls by inode number are for front ends that keep names themselves:
 /// ```
-/// # use client::{FileKind, FileSystem, Geometry, NewInode, Options, ROOT, Region, WriteAt};
+/// # use client::{FileKind, FileSystem, Geometry, NewInode, PoolOptions, ROOT, Region, WriteAt};
 /// # let region = Region::memory(16 << 20, false)?;
 /// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
-/// # let files = FileSystem::open_region(region, Options::default())?;
+/// # let files = FileSystem::open_region(region, PoolOptions::default())?;
 /// let new = NewInode::new(FileKind::Regular, 0o644);
 /// let number = files.create(ROOT, b"notes", &new)?.number;
 /// files.write(number, WriteAt::End, b"by number")?;
@@ -60,25 +60,25 @@ impl FileSystem {
 
     /// Opens the pool at `path` for this process alone.
     pub fn open_pool(path: &Path) -> Result<FileSystem, Error> {
-        FileSystem::open_path(path, Access::ReadWrite, Options::default())
+        FileSystem::open_path(path, Access::ReadWrite, PoolOptions::default())
     }
 
     /// The same for a server of kernel requests, each between two system calls.
     pub fn open_pool_for_requests(path: &Path) -> Result<FileSystem, Error> {
-        let options = Options {
+        let options = PoolOptions {
             between_system_calls: true,
-            ..Options::default()
+            ..PoolOptions::default()
         };
         FileSystem::open_path(path, Access::ReadWrite, options)
     }
 
     /// Opens the pool at `path` without ever writing to it: changes stay in this process.
     pub fn open_pool_private(path: &Path) -> Result<FileSystem, Error> {
-        FileSystem::open_path(path, Access::Private, Options::default())
+        FileSystem::open_path(path, Access::Private, PoolOptions::default())
     }
 
     /// Opens the pool in `region`: for labs and benchmarks.
-    pub fn open_region(region: Region, options: Options) -> Result<FileSystem, Error> {
+    pub fn open_region(region: Region, options: PoolOptions) -> Result<FileSystem, Error> {
         Ok(FileSystem::of_store(Arc::new(Store::open(
             region, options,
         )?)))
@@ -141,7 +141,7 @@ impl FileSystem {
         }
     }
 
-    fn open_path(path: &Path, access: Access, options: Options) -> Result<FileSystem, Error> {
+    fn open_path(path: &Path, access: Access, options: PoolOptions) -> Result<FileSystem, Error> {
         let region = Region::open(path, access)?;
         let store = Store::open(region, options).map_err(|error| Error::at(path, error))?;
         Ok(FileSystem::of_store(Arc::new(store)))

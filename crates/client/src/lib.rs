@@ -1,12 +1,12 @@
 //! The file system as a library: the one interface that every front end uses.
 //!
 //! ```
-//! use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+//! use client::{FileSystem, Geometry, OpenFlags, PoolOptions, Region};
 //!
 //! # fn main() -> Result<(), client::Error> {
 //! let region = Region::memory(16 << 20, false)?;
 //! FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
-//! let files = FileSystem::open_region(region, Options::default())?;
+//! let files = FileSystem::open_region(region, PoolOptions::default())?;
 //!
 //! files.make_directory("notes", 0o755)?;
 //! let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
@@ -67,5 +67,5 @@ pub use requests::{HoldsSource, Interrupt, Owning, RequestError, Requests, Start
 pub use source::{Source, SourceError};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
-    NewInode, Options, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,
+    NewInode, PoolOptions, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,
 };

@@ -88,10 +88,10 @@ struct Wait {
 
 /// A user of locks.
 /// ```
-/// # use client::{FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, OpenFlags, Options, Region};
+/// # use client::{FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, OpenFlags, PoolOptions, Region};
 /// # let region = Region::memory(16 << 20, false)?;
 /// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
-/// # let files = FileSystem::open_region(region, Options::default())?;
+/// # let files = FileSystem::open_region(region, PoolOptions::default())?;
 /// # let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
 /// # let number = files.open("shared", flags, 0o644)?.number();
 /// let lock = Lock { kind: LockKind::Write, space: LockSpace::Ranges, start: 0, end: LOCK_END, owner: 1, handle: 1, process: 1 };

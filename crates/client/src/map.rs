@@ -23,10 +23,10 @@ const WORDS: &str = "tako: an access to a mapped file failed, since the file cou
 /// Child processes do not inherit the memory. System calls with pages that were not loaded fail with EFAULT in processes without
 /// CAP_SYS_PTRACE: see [`Map::load`].
 /// ```
-/// # use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+/// # use client::{FileSystem, Geometry, OpenFlags, PoolOptions, Region};
 /// # let region = Region::memory(16 << 20, false)?;
 /// # FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
-/// # let files = FileSystem::open_region(region, Options::default())?;
+/// # let files = FileSystem::open_region(region, PoolOptions::default())?;
 /// let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
 /// let file = files.open("table", flags, 0o644)?;
 /// file.write_at(b"mapped", 0)?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use client::{Fallocate, File, FileSystem, Geometry, OpenFlags, Options, Region};
+use client::{Fallocate, File, FileSystem, Geometry, OpenFlags, PoolOptions, Region};
 use common::{contents, errno, file_system, file_system_of, make_file, pool};
 use rustix::time::{ClockId, clock_gettime};
 use store::{CheckOptions, Store};
@@ -48,7 +48,7 @@ fn crashed(region: &Region) -> FileSystem {
     };
     let report = store::check(&with_bytes(), &CheckOptions::default()).unwrap();
     assert_eq!(report.findings, []);
-    common::open(with_bytes(), Options::default())
+    common::open(with_bytes(), PoolOptions::default())
 }
 
 /// Writes into another file until there is no space left.
@@ -312,7 +312,7 @@ fn a_pool_that_grew_shares_in_its_new_part() {
     let mut old = vec![0; length as usize];
     small.read(0, &mut old);
     region.write(0, &old);
-    let store = Arc::new(Store::open(region.clone(), Options::default()).unwrap());
+    let store = Arc::new(Store::open(region.clone(), PoolOptions::default()).unwrap());
     store.volume().grow().unwrap();
     let fs = FileSystem::of_store(store);
     make_file(&fs, "file", &bytes(12 * MIB, 1));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use client::{
-    FileSystem, Geometry, LostData, OpenFlags, Options, Region, RenameMode, SetAttributes,
+    FileSystem, Geometry, LostData, OpenFlags, PoolOptions, Region, RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, make_file};
 use store::read_superblock;
@@ -18,7 +18,7 @@ const CREATE: OpenFlags = OpenFlags {
 };
 
 fn open(region: Region) -> FileSystem {
-    FileSystem::open_region(region, Options::default()).expect("the pool opens")
+    FileSystem::open_region(region, PoolOptions::default()).expect("the pool opens")
 }
 
 /// Fills the pool with one file named `filler`.

@@ -3,7 +3,7 @@
 mod common;
 
 use client::{
-    FileKind, FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes,
+    FileKind, FileSystem, Geometry, OpenFlags, PoolOptions, Region, RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, make_file};
 use store::format::directory::{ENTRY, EntryHeader};
@@ -433,7 +433,7 @@ fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
     let length = 4 << 20;
     let region = Region::memory(length, false).unwrap();
     FileSystem::format_region(&region, &Geometry::for_length(length)).unwrap();
-    let open = || FileSystem::open_region(region.clone(), Options::default()).unwrap();
+    let open = || FileSystem::open_region(region.clone(), PoolOptions::default()).unwrap();
     let fs = open();
     for directory in ["sub", "other"] {
         fs.make_directory(directory, 0o755).unwrap();

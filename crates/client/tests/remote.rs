@@ -32,8 +32,8 @@ use std::thread;
 use std::time::Duration;
 
 use client::{
-    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, NotLocked, OpenFlags, Options, ROOT,
-    Region,
+    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, NotLocked, OpenFlags, PoolOptions,
+    ROOT, Region,
 };
 use common::{loopback, make_file};
 use store::Store;
@@ -45,7 +45,7 @@ const LONG: Duration = Duration::from_secs(120);
 fn store() -> Store {
     let region = Region::memory(16 << 20, false).unwrap();
     FileSystem::format_region(&region, &Geometry::for_length(16 << 20)).unwrap();
-    Store::open(region, Options::default()).unwrap()
+    Store::open(region, PoolOptions::default()).unwrap()
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use client::{
-    Clock, FileKind, FileSystem, Geometry, NewInode, OpenFlags, Options, ROOT, Region, RenameMode,
-    SetAttributes,
+    Clock, FileKind, FileSystem, Geometry, NewInode, OpenFlags, PoolOptions, ROOT, Region,
+    RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, file_system_of, make_file};
 use pmem::{Access, Moment, Simulation};
@@ -37,7 +37,7 @@ fn simulated(length: u64, geometry: &Geometry) -> (Simulation, FileSystem) {
 }
 
 fn open(region: Region) -> FileSystem {
-    common::open(region, Options::default())
+    common::open(region, PoolOptions::default())
 }
 
 /// Opens possible images after a crash at this moment, and examines them.
@@ -529,9 +529,9 @@ fn with_clock() -> (FileSystem, Arc<AtomicI64>) {
     let now = Arc::new(AtomicI64::new(1000));
     let region = Region::memory(16 << 20, false).unwrap();
     FileSystem::format_region(&region, &Geometry::for_length(16 << 20)).unwrap();
-    let options = Options {
+    let options = PoolOptions {
         clock: Clock::Manual(now.clone()),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     (common::open(region, options), now)
 }

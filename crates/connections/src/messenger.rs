@@ -55,10 +55,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        let queues = fabric::Options {
+        let queues = fabric::QueueOptions {
             message_bytes: 16 << 10,
             group_buffers: 0,
-            ..fabric::Options::default()
+            ..fabric::QueueOptions::default()
         };
         Options {
             wanted: Wanted {

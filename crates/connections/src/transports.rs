@@ -7,7 +7,7 @@ use fabric::ethernet::{Ethernet, EthernetOptions};
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::verbs::{Verbs, VerbsOptions};
-use fabric::{Device, Error, Options, Provider, Queue};
+use fabric::{Device, Error, Provider, Queue, QueueOptions};
 
 /// Transports that a process requests.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct Wanted {
     /// How endpoints over TCP are made and kept.
     pub tcp: TcpOptions,
     /// Options of the queues.
-    pub queues: Options,
+    pub queues: QueueOptions,
 }
 
 /// Its transports: a device for each, and the queue of the thread that opened it.

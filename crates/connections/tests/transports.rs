@@ -6,7 +6,7 @@ use std::process::Command;
 use connections::choice::{Connectivity, Side, choose};
 use connections::transports::{Transports, Wanted};
 use fabric::verbs::VerbsOptions;
-use fabric::{Error, Options, Provider};
+use fabric::{Error, Provider, QueueOptions};
 
 /// Small enough for any limit of locked memory that lets adapters be used at all.
 fn wanted(only: Option<Provider>) -> Wanted {
@@ -17,9 +17,9 @@ fn wanted(only: Option<Provider>) -> Wanted {
             device: Some("tako-none".into()),
             ..VerbsOptions::default()
         },
-        queues: Options {
+        queues: QueueOptions {
             endpoints: 1,
-            ..Options::default()
+            ..QueueOptions::default()
         },
         ..Wanted::default()
     }

@@ -27,7 +27,7 @@ pub enum Error {
     },
     /// Invalid options of a queue.
     #[error("queue option `{option}` must be {least}–{most}, got {value}")]
-    Options {
+    QueueOptions {
         /// Which option.
         option: &'static str,
         /// The given value.

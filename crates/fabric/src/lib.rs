@@ -42,7 +42,7 @@ mod work;
 pub use buffers::{Buffer, Pool};
 pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves, Provider};
 pub use error::{Error, Failure, out_of_descriptors};
-pub use queue::{Counters, Message, Options, Queue, Spin};
+pub use queue::{Counters, Message, Queue, QueueOptions, Spin};
 pub use registration::{
     Access, Details, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion,
     Table, TableGuard,

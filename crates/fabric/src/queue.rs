@@ -21,7 +21,7 @@ use crate::{
 
 /// Options of a queue.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct QueueOptions {
     /// Endpoints at once: 1 to 65 536.
     pub endpoints: u32,
     /// Messages of each peer that can be held at once: 1 to 65 536.
@@ -38,9 +38,9 @@ pub struct Options {
     pub spin_max: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for QueueOptions {
+    fn default() -> QueueOptions {
+        QueueOptions {
             endpoints: 64,
             window: 32,
             message_bytes: 4096,
@@ -52,7 +52,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl QueueOptions {
     /// Whether a queue can be like this.
     fn validate(&self) -> Result<(), Error> {
         in_range("endpoints", self.endpoints, 1, ENDPOINTS_MAX)?;
@@ -77,7 +77,7 @@ fn in_range(
     let (value, least, most) = (value.into(), least.into(), most.into());
     match (least..=most).contains(&value) {
         true => Ok(()),
-        false => Err(Error::Options {
+        false => Err(Error::QueueOptions {
             option,
             value,
             least,
@@ -132,7 +132,7 @@ pub struct Counters {
 #[repr(align(128))]
 pub struct Queue {
     transport: Box<dyn Transport>,
-    options: Options,
+    options: QueueOptions,
     capabilities: Capabilities,
     endpoints: Vec<Endpoint>,
     tickets: Tickets,
@@ -153,8 +153,8 @@ impl Queue {
     /// A queue with no endpoints yet.
     ///
     /// # Errors
-    /// [`Error::Options`], [`Error::Region`], [`Error::Memory`], [`Error::System`].
-    pub fn open(device: &dyn Device, options: Options) -> Result<Queue, Error> {
+    /// [`Error::QueueOptions`], [`Error::Region`], [`Error::Memory`], [`Error::System`].
+    pub fn open(device: &dyn Device, options: QueueOptions) -> Result<Queue, Error> {
         let transport = device.open()?;
         Queue::over(device, transport, options)
     }
@@ -166,11 +166,11 @@ impl Queue {
     pub fn over(
         device: &dyn Device,
         transport: Box<dyn Transport>,
-        options: Options,
+        options: QueueOptions,
     ) -> Result<Queue, Error> {
         options.validate()?;
         let capabilities = transport.capabilities().clone();
-        let options = Options {
+        let options = QueueOptions {
             message_bytes: options.message_bytes.min(capabilities.message_bytes),
             signal_every: options
                 .signal_every

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use fabric::tcp::{Tcp, TcpOptions};
-use fabric::{Options, Queue};
+use fabric::{Queue, QueueOptions};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::ClockId;
@@ -43,7 +43,7 @@ fn a_caller_waits_until_there_is_a_descriptor() {
         prove_within: PROVE_WITHIN,
         unproved: 8,
     };
-    let mut queue = Queue::open(&Tcp::new(options), Options::default()).unwrap();
+    let mut queue = Queue::open(&Tcp::new(options), QueueOptions::default()).unwrap();
     let (_, told) = queue.offer().unwrap();
     let port = u16::from_le_bytes([told.bytes[6], told.bytes[7]]);
     let socket: OwnedFd =

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use fabric::shm::Shm;
-use fabric::{Access, Device, Options, Peer, Queue, Role};
+use fabric::{Access, Device, Peer, Queue, QueueOptions, Role};
 use pmem::Region;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -18,7 +18,8 @@ fn imported_memory_takes_no_descriptors() {
     };
     setrlimit(Resource::Nofile, limit).unwrap();
     let device = Shm::new().unwrap();
-    let [mut near, mut far] = [(), ()].map(|()| Queue::open(&device, Options::default()).unwrap());
+    let [mut near, mut far] =
+        [(), ()].map(|()| Queue::open(&device, QueueOptions::default()).unwrap());
     let (to_far, ours) = near.offer().unwrap();
     let (to_near, theirs) = far.offer().unwrap();
     let peer = |parameters| Peer {

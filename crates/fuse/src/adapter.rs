@@ -576,7 +576,7 @@ fn put_ioctl(data: &[u8], out_size: u32, body: &mut [u8]) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use client::{Geometry, Options, Region};
+    use client::{Geometry, PoolOptions, Region};
 
     use super::*;
 
@@ -585,7 +585,7 @@ mod tests {
     fn after_a_panic_all_is_refused() {
         let region = Region::memory(32 << 20, false).unwrap();
         FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
-        let file_system = FileSystem::open_region(region, Options::default()).unwrap();
+        let file_system = FileSystem::open_region(region, PoolOptions::default()).unwrap();
         let adapter = Adapter::new(file_system, &MountOptions::default());
         let ask = |opcode, room: usize| {
             let header = wire::InHeader {

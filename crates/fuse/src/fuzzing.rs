@@ -3,7 +3,7 @@
 //! Whatever the bytes, none of them may panic or run for long, an answer fits into its room, and an error is one that the
 //! kernel takes.
 
-use client::{FileSystem, Geometry, Options, Region};
+use client::{FileSystem, Geometry, PoolOptions, Region};
 use rustix::io::Errno;
 
 use crate::adapter::Adapter;
@@ -36,7 +36,8 @@ pub fn request(input: &[u8]) {
 pub fn requests(input: &[u8]) {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
-    let file_system = FileSystem::open_region(region, Options::default()).expect("a file system");
+    let file_system =
+        FileSystem::open_region(region, PoolOptions::default()).expect("a file system");
     let options = MountOptions {
         locks: Locks::Shared,
         ..MountOptions::default()

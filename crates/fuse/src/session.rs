@@ -269,7 +269,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
-    use client::{FileSystem, Geometry, LockUser, Options, Region};
+    use client::{FileSystem, Geometry, LockUser, PoolOptions, Region};
 
     use super::*;
     use crate::Locks;
@@ -332,7 +332,7 @@ mod tests {
             fs::create_dir(&directory).unwrap();
             let region = Region::memory(32 << 20, false).unwrap();
             FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
-            let file_system = FileSystem::open_region(region, Options::default()).unwrap();
+            let file_system = FileSystem::open_region(region, PoolOptions::default()).unwrap();
             let options = MountOptions {
                 transport,
                 locks: Locks::Shared,

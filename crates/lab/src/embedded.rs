@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use client::{
-    Attributes, Entry, File, FileKind, FileSystem, NewInode, OpenFlags, Options, SetAttributes,
+    Attributes, Entry, File, FileKind, FileSystem, NewInode, OpenFlags, PoolOptions, SetAttributes,
     XattrMode,
 };
 use pmem::Region;
@@ -38,7 +38,10 @@ const BATCH: usize = 5;
 
 impl Embedded {
     /// Opens the pool in a region.
-    pub fn open(region: Region, options: Options) -> std::result::Result<Embedded, client::Error> {
+    pub fn open(
+        region: Region,
+        options: PoolOptions,
+    ) -> std::result::Result<Embedded, client::Error> {
         Ok(Embedded::new(FileSystem::open_region(region, options)?))
     }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use client::{Geometry, Options};
+use client::{Geometry, PoolOptions};
 use pmem::{Fault, Moment, Random, Region, Simulation};
 use store::Defects;
 
@@ -276,7 +276,7 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>, String> {
         let simulation = Simulation::from_image(image);
         let recorder = Recorder::new(&simulation);
-        let options = Options {
+        let options = PoolOptions {
             // Both, alternately.
             between_system_calls: explorer.inspector.bounds.seed.is_multiple_of(2),
             ..options(&explorer.clock, explorer.defects)

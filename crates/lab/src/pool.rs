@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use client::{Clock, FileSystem, Geometry, Options};
+use client::{Clock, FileSystem, Geometry, PoolOptions};
 use pmem::Region;
 use store::format::inode::Inode;
 use store::format::placement::ImageLayout;
@@ -67,11 +67,11 @@ fn change_superblocks(region: &Region, change: impl Fn(&mut Superblock)) {
 }
 
 /// Options with a clock that only the test moves.
-pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> Options {
-    Options {
+pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> PoolOptions {
+    PoolOptions {
         clock: Clock::Manual(clock.clone()),
         defects,
-        ..Options::default()
+        ..PoolOptions::default()
     }
 }
 
@@ -94,7 +94,7 @@ pub struct Pool {
 }
 
 /// Makes a file system of the pool in a region.
-pub type Open = fn(Region, Options) -> Result<FileSystem, client::Error>;
+pub type Open = fn(Region, PoolOptions) -> Result<FileSystem, client::Error>;
 
 impl Pool {
     /// A new pool of `length` bytes.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use client::{Attributes, FileKind, FileSystem, Options};
+use client::{Attributes, FileKind, FileSystem, PoolOptions};
 use pmem::Region;
 use store::Finding;
 
@@ -35,7 +35,7 @@ pub struct Salvage {
 impl Salvage {
     /// Opens a pool through the client, and reads all of it. An error says why it does not open.
     pub fn read(region: &Region) -> Result<Salvage, String> {
-        let opened = FileSystem::open_region(region.clone(), Options::default());
+        let opened = FileSystem::open_region(region.clone(), PoolOptions::default());
         let file_system = opened.map_err(|error| error.to_string())?;
         let mut salvage = Salvage::default();
         salvage.paths.insert(b"/".to_vec(), Some(store::ROOT));

@@ -11,7 +11,7 @@ use lab::random::Mix;
 use lab::workloads::{POOL_LENGTH, append, copy, make, preparation, preparation_in_pieces, rename};
 use lab::workloads::{unlink, write};
 use pmem::{Fault, Simulation};
-use store::{BLOCK, Defects, NewInode, Options, Store, Transaction, WriteAt};
+use store::{BLOCK, Defects, NewInode, PoolOptions, Store, Transaction, WriteAt};
 
 type Result = std::result::Result<Counts, String>;
 
@@ -167,9 +167,9 @@ fn ring_space_before_its_image_lines() {
 fn wrap_past_a_resting_thread(defects: Defects) -> Result {
     let simulation = Simulation::new(POOL_LENGTH);
     let open = |region| {
-        let options = Options {
+        let options = PoolOptions {
             defects,
-            ..Options::default()
+            ..PoolOptions::default()
         };
         Store::open(region, options).map_err(|error| error.to_string())
     };

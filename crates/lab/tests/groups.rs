@@ -10,7 +10,7 @@ use protocol::group::{Key, Receiver, Sender, Stream};
 use protocol::member::{Completion, Intent};
 use protocol::wire::{Body, Data, Envelope, Message};
 use protocol::{
-    Defect, Defects, EpochStart, Member as Follower, NodeId, Options, Sequence, UnitMap,
+    Defect, Defects, EpochStart, Member as Follower, NodeId, Sequence, UnitMap, UnitOptions,
 };
 
 const STREAM: Stream = Stream {
@@ -375,14 +375,21 @@ fn follower(in_sync: Vec<NodeId>, defects: &Defects) -> Follower {
         image: 0,
     };
     let tail = Sequence::new(1, TAIL);
-    let mut follower = Follower::new(0, Options::default(), defects.clone(), tail, vec![start], 0);
+    let mut follower = Follower::new(
+        0,
+        UnitOptions::default(),
+        defects.clone(),
+        tail,
+        vec![start],
+        0,
+    );
     follower.handle_map(0, map);
     follower
 }
 
 fn tell(follower: &mut Follower, request: u64, body: Body) {
     let envelope = Envelope {
-        cluster: Options::default().cluster,
+        cluster: UnitOptions::default().cluster,
         epoch: 1,
         request,
         from: 1,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::thread;
 
-use client::{FileSystem, Geometry, Options, Region};
+use client::{FileSystem, Geometry, PoolOptions, Region};
 use fuse::{Mount, Transport};
 use lab::mounted::MountedSystem;
 use lab::random::Mix;
@@ -38,7 +38,7 @@ impl Mounted {
         std::fs::create_dir(&directory).expect("a directory");
         let region = Region::memory(POOL_LENGTH, false).expect("memory");
         FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
-        let file_system = FileSystem::open_region(region, Options::default()).expect("a pool");
+        let file_system = FileSystem::open_region(region, PoolOptions::default()).expect("a pool");
         let options = format!("transport={transport}").parse().expect("options");
         let mount = fuse::mount(file_system, &directory, &options).expect("a mount");
         Mounted {

@@ -4,7 +4,7 @@
 use lab::cluster::plan::{Fault, Party, Plan, Planned};
 use lab::cluster::time::{MILLISECOND, SECOND};
 use lab::cluster::world::{Setup, Summary, World};
-use protocol::{Defect, Defects, Options};
+use protocol::{Defect, Defects, UnitOptions};
 
 const DURATION: u64 = 12 * SECOND;
 /// Seeds that found the defect when this was written.
@@ -22,7 +22,7 @@ fn run(seed: u64, defects: Defects) -> Result<Summary, String> {
         is_early: false,
         is_punctual: true,
         metadata_only: None,
-        options: Options {
+        options: UnitOptions {
             refill: 4 << 10,
             fetch_window: 4 << 10,
             ..usual.options.clone()

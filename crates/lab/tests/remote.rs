@@ -8,7 +8,7 @@ mod loopback;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use client::{FileSystem, Geometry, Options, Region};
+use client::{FileSystem, Geometry, PoolOptions, Region};
 use lab::pool::Pool;
 use lab::random::Mix;
 use lab::runner::run_seed;
@@ -25,7 +25,7 @@ fn seeds() -> u64 {
     }
 }
 
-fn open(region: Region, options: Options) -> Result<FileSystem, client::Error> {
+fn open(region: Region, options: PoolOptions) -> Result<FileSystem, client::Error> {
     Ok(loopback::file_system(Store::open(region, options)?))
 }
 

@@ -13,7 +13,7 @@ use lab::random::{Generator, Mix};
 use lab::reachable::{Part, difference};
 use lab::workloads::{POOL_LENGTH, preparation};
 use pmem::{Moment, Region, Simulation};
-use store::{CheckOptions, Defects, Options, Replica, Sequence, Store};
+use store::{CheckOptions, Defects, PoolOptions, Replica, Sequence, Store};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -33,12 +33,12 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-fn options(defects: Defects) -> Options {
-    Options {
+fn options(defects: Defects) -> PoolOptions {
+    PoolOptions {
         clock: store::Clock::Manual(Arc::default()),
         hold_freed: true,
         defects,
-        ..Options::default()
+        ..PoolOptions::default()
     }
 }
 

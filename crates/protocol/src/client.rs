@@ -17,7 +17,7 @@ use crate::wire::{
     Acknowledge, BODY_MAX, Body, Bytes, DATA_MAX, Envelope, ErrorCode, FileId, Held, Message,
     Operation, Outcome, Refusal, Replay,
 };
-use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
+use crate::{NO_SLOT, Outgoing, SLOTS_MAX, Transmit, UnitOptions};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 pub use held_leases::{Keep, Recalled};
@@ -120,7 +120,7 @@ enum SessionState {
 /// One client of one unit.
 pub struct Client {
     node: NodeId,
-    options: Options,
+    options: UnitOptions,
     defects: Defects,
     mode: Mode,
     map: UnitMap,
@@ -157,7 +157,7 @@ pub struct Client {
 
 impl Client {
     /// A client without a session. `first_number` is one that no earlier process on this node has used.
-    pub fn new(node: NodeId, options: Options, defects: Defects, first_number: u64) -> Client {
+    pub fn new(node: NodeId, options: UnitOptions, defects: Defects, first_number: u64) -> Client {
         Client {
             node,
             options,

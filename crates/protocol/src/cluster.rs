@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::defects::Defects;
 use crate::map::{EpochStart, NO_NODE, NodeId, UnitMap};
 use crate::wire::Malformed;
-use crate::{Options, map};
+use crate::{UnitOptions, map};
 
 /// Nodes of a cluster, at most.
 pub const NODES_MAX: usize = 256;
@@ -172,8 +172,8 @@ impl ClusterMap {
     }
 
     /// The options that all nodes and clients of the cluster share.
-    pub fn options(&self) -> Options {
-        Options {
+    pub fn options(&self) -> UnitOptions {
+        UnitOptions {
             cluster: self.number(),
             slots: 32,
             window: 1 << 20,
@@ -181,7 +181,7 @@ impl ClusterMap {
             batch: 64 << 10,
             push: 4 << 20,
             reliable: true,
-            ..Options::default()
+            ..UnitOptions::default()
         }
     }
 

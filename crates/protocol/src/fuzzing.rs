@@ -10,7 +10,7 @@ use operations::{Lock, LockKind, LockSpace};
 use crate::member::{Completion, HeldLock, Intent, SessionRecord};
 use crate::parity;
 use crate::wire::{self, Body, Bytes, ErrorCode, FileId, Message, Outcome};
-use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
+use crate::{Defects, EpochStart, Member, Sequence, UnitMap, UnitOptions};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots, 8 leases and 64 reads each,
 /// a key and a quarantine each, 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a
@@ -57,7 +57,7 @@ fn header(kind: u8, epoch: u32, [session, request]: [u64; 2], from: u32, body: &
     bytes.extend(wire::MAGIC.to_le_bytes());
     bytes.extend([wire::VERSION, kind]);
     bytes.extend([0; 4]);
-    bytes.extend(Options::default().cluster.to_le_bytes());
+    bytes.extend(UnitOptions::default().cluster.to_le_bytes());
     bytes.extend(epoch.to_le_bytes());
     bytes.extend([0; 4]);
     bytes.extend(session.to_le_bytes());
@@ -111,15 +111,15 @@ struct World {
     asked: u64,
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> UnitOptions {
+    UnitOptions {
         sessions: 4,
         slots: 2,
         leases: 8,
         window: 16 << 10,
         refill: 4 << 10,
         batch: 4 << 10,
-        ..Options::default()
+        ..UnitOptions::default()
     }
 }
 

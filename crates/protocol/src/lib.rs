@@ -81,7 +81,7 @@ pub struct BadOptions(pub &'static str);
 
 /// Times and bounds that all nodes of a unit share.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct UnitOptions {
     /// The cluster; messages of others are dropped.
     pub cluster: u64,
     /// The unit; messages about others are dropped.
@@ -135,7 +135,7 @@ pub struct Options {
     pub ordered_reads: bool,
 }
 
-impl Options {
+impl UnitOptions {
     /// Whether a unit can work with these.
     ///
     /// # Errors
@@ -172,7 +172,7 @@ impl Options {
     }
 }
 
-impl Options {
+impl UnitOptions {
     /// When a request of a client is sent again that was sent at this time, if ever.
     fn resend_at(&self, sent_at: u64) -> Option<u64> {
         (!self.reliable).then(|| sent_at + self.retry_ns)
@@ -188,10 +188,10 @@ impl Options {
     }
 }
 
-impl Default for Options {
-    fn default() -> Options {
+impl Default for UnitOptions {
+    fn default() -> UnitOptions {
         const MILLISECOND: u64 = 1_000_000;
-        Options {
+        UnitOptions {
             cluster: 1,
             unit: 0,
             lease_ns: 1000 * MILLISECOND,
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn options_out_of_their_bounds_are_refused() {
-        let usual = Options::default();
+        let usual = UnitOptions::default();
         assert_eq!(usual.validate(), Ok(()));
-        let changes: [fn(&mut Options); 9] = [
+        let changes: [fn(&mut UnitOptions); 9] = [
             |options| options.slots = 0,
             |options| options.slots = SLOTS_MAX as u16 + 1,
             |options| options.sessions = 0,

@@ -45,7 +45,7 @@ pub use view::{ReadPermit, View};
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
 use crate::wire::{Body, Bytes, Envelope, Message};
-use crate::{Options, Outgoing, Transmit};
+use crate::{Outgoing, Transmit, UnitOptions};
 use elect::Candidacy;
 use follow::Following;
 use join::Joining;
@@ -65,7 +65,7 @@ enum Role {
 /// One member of a unit.
 pub struct Member {
     node: NodeId,
-    options: Options,
+    options: UnitOptions,
     defects: Defects,
     map: UnitMap,
     role: Role,
@@ -105,7 +105,7 @@ impl Member {
     /// in its ring are of the epochs `history`.
     pub fn new(
         node: NodeId,
-        options: Options,
+        options: UnitOptions,
         defects: Defects,
         tail: Sequence,
         history: Vec<EpochStart>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use protocol::member::{Completion, Intent, NamedData};
 use protocol::wire::{Body, Bytes, Envelope, Fetch, Message};
-use protocol::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
+use protocol::{Defects, EpochStart, Member, Sequence, UnitMap, UnitOptions};
 
 const MILLISECOND: u64 = 1_000_000;
 const TAIL: u64 = 640;
@@ -35,7 +35,7 @@ impl Scene {
 
     fn hear(&mut self, request: u64, body: Body) {
         let envelope = Envelope {
-            cluster: Options::default().cluster,
+            cluster: UnitOptions::default().cluster,
             epoch: self.map.epoch,
             request,
             from: 1,
@@ -202,7 +202,7 @@ fn member(tail: u64, members: Vec<u32>) -> Member {
         image: 0,
     };
     let tail = Sequence::new(1, tail);
-    let (options, defects) = (Options::default(), Defects::default());
+    let (options, defects) = (UnitOptions::default(), Defects::default());
     let mut member = Member::new(0, options, defects, tail, vec![START], 0);
     member.handle_map(0, map);
     member

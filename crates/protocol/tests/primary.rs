@@ -8,19 +8,19 @@ use operations::{Lock, LockKind, LockSpace, WAIT_ENDED, WriteAt};
 use protocol::leases::Grant;
 use protocol::member::{Completion, Intent, OwnerChange, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Operation, Outcome, Replay};
-use protocol::{Defects, Member, NO_NODE, NodeId, Options, Sequence, UnitMap};
+use protocol::{Defects, Member, NO_NODE, NodeId, Sequence, UnitMap, UnitOptions};
 
 /// The only member of a unit, elected again, with one session in its image.
 fn primary() -> (Member, u64) {
-    primary_with(Options::default())
+    primary_with(UnitOptions::default())
 }
 
-fn primary_with(options: Options) -> (Member, u64) {
+fn primary_with(options: UnitOptions) -> (Member, u64) {
     primary_of(options, &[(SESSION, CLIENT)])
 }
 
 /// The same with these sessions of clients.
-fn primary_of(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
+fn primary_of(options: UnitOptions, sessions: &[(u64, NodeId)]) -> (Member, u64) {
     let map = UnitMap {
         primary: NO_NODE,
         ..first_map()
@@ -180,9 +180,9 @@ fn data_about_to_be_named_is_not_changed_in_place() {
 
 #[test]
 fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
-    let options = Options {
+    let options = UnitOptions {
         min_sync: 2,
-        ..Options::default()
+        ..UnitOptions::default()
     };
     let (mut member, now) = primary_with(options);
     let epoch = member.map().epoch;
@@ -216,7 +216,7 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
 }
 
 /// A primary, after the resumption of all its sessions.
-fn resumed(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
+fn resumed(options: UnitOptions, sessions: &[(u64, NodeId)]) -> (Member, u64) {
     let (mut member, now) = primary_of(options, sessions);
     let epoch = member.map().epoch;
     for session in sessions {
@@ -228,7 +228,7 @@ fn resumed(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
 
 #[test]
 fn a_primary_has_as_many_sessions_as_it_may() {
-    let options = Options::default();
+    let options = UnitOptions::default();
     let most = options.sessions;
     assert!(most >= 4096);
     let number = |index: u32| ((1 << 32) + u64::from(index) + 1, CLIENT + index);
@@ -274,7 +274,7 @@ fn executed(ticket: Ticket) -> Completion {
 #[test]
 fn a_silent_session_delays_a_change_until_its_lease_ends() {
     const SILENT: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
-    let options = Options::default();
+    let options = UnitOptions::default();
     let sessions = [(SESSION, CLIENT), SILENT];
     let (mut member, mut now) = resumed(options.clone(), &sessions);
     let epoch = member.map().epoch;
@@ -305,7 +305,7 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
 fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
     const OTHER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
     let sessions = [(SESSION, CLIENT), OTHER];
-    let (mut member, now) = resumed(Options::default(), &sessions);
+    let (mut member, now) = resumed(UnitOptions::default(), &sessions);
     let epoch = member.map().epoch;
     let reads = Operation::Attributes { file: FILE };
     member.handle_message(now, &message_of(OTHER, epoch, 4, request(true, reads)));
@@ -329,7 +329,7 @@ fn a_read_before_a_change_of_a_name_in_the_same_step_grants_no_lease() {
 #[test]
 fn an_owner_does_not_lose_its_session_while_its_writes_wait_at_the_primary() {
     const READER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
-    let options = Options::default();
+    let options = UnitOptions::default();
     let sessions = [(SESSION, CLIENT), READER];
     let (mut member, mut now) = resumed(options.clone(), &sessions);
     let epoch = member.map().epoch;
@@ -396,7 +396,7 @@ fn an_owner_does_not_lose_its_session_while_its_writes_wait_at_the_primary() {
 fn a_file_of_which_another_session_requests_the_layout_is_not_granted() {
     const OTHER: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
     let sessions = [(SESSION, CLIENT), OTHER];
-    let (mut member, now) = resumed(Options::default(), &sessions);
+    let (mut member, now) = resumed(UnitOptions::default(), &sessions);
     let epoch = member.map().epoch;
     let done = |ticket, position| Completion::Executed {
         ticket,
@@ -469,10 +469,10 @@ type Read = (u64, Vec<NodeId>, bool);
 impl Shipping {
     /// The primary of members 1 and 2. Member 1 is in sync and has all.
     fn new() -> Shipping {
-        Shipping::with(Options::default())
+        Shipping::with(UnitOptions::default())
     }
 
-    fn with(options: Options) -> Shipping {
+    fn with(options: UnitOptions) -> Shipping {
         let (mut member, now) = primary_with(options);
         let map = UnitMap {
             members: vec![0, 1, 2],
@@ -593,7 +593,7 @@ fn a_counted_member_that_is_lost_before_it_is_in_sync_is_given_up() {
         is_caught_up: true,
     };
     primary.hear(2, tail);
-    let end = primary.now + 2 * Options::default().lease_ns;
+    let end = primary.now + 2 * UnitOptions::default().lease_ns;
     while primary.now < end {
         primary.now = primary.member.poll_timeout().expect("a heartbeat is due");
         primary.member.handle_timeout(primary.now);
@@ -631,7 +631,7 @@ fn a_gap_that_stays_is_filled_while_the_group_is_busy() {
         let again = [(640, vec![1], true)];
         let is_filled = question == 2;
         assert_eq!(primary.reads(), again[..usize::from(is_filled)]);
-        primary.now += Options::default().retry_ns;
+        primary.now += UnitOptions::default().retry_ns;
     }
 }
 
@@ -649,9 +649,9 @@ fn a_group_gets_no_more_shipments_than_it_has_room_for() {
 
 #[test]
 fn a_member_that_takes_data_slowly_holds_back_the_sender() {
-    let mut primary = Shipping::with(Options {
+    let mut primary = Shipping::with(UnitOptions {
         push: 100,
-        ..Options::default()
+        ..UnitOptions::default()
     });
     primary.write_named();
     assert_eq!(primary.reads(), [(640, vec![1], false)]);

@@ -8,7 +8,7 @@ use operations::WriteAt;
 use protocol::client::Event;
 use protocol::leases::Grant;
 use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Message, Operation, Outcome, Replay};
-use protocol::{Client, Defects, Options, Sequence, UnitMap};
+use protocol::{Client, Defects, Sequence, UnitMap, UnitOptions};
 
 const NOW: u64 = 1_000_000_000;
 
@@ -20,7 +20,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let (options, defects) = (Options::default(), Defects::default());
+        let (options, defects) = (UnitOptions::default(), Defects::default());
         let mut scene = Scene {
             client: Client::new(CLIENT, options, defects, 0),
             map: first_map(),

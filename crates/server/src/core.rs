@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 use pmem::Region;
 use protocol::member::{Completion, Intent};
-use protocol::{Defects, Member, NodeId, Options, Outgoing, Transmit, UnitMap};
+use protocol::{Defects, Member, NodeId, Outgoing, Transmit, UnitMap, UnitOptions};
 use store::Error;
 
 use crate::pool::{PoolError, UnitPool};
@@ -72,8 +72,8 @@ impl Core {
     pub fn open(
         node: NodeId,
         region: Region,
-        store: store::Options,
-        (options, defects): (&Options, &Defects),
+        store: store::PoolOptions,
+        (options, defects): (&UnitOptions, &Defects),
         now: u64,
     ) -> Result<Core, Error> {
         let pool = UnitPool::open(region, store, options)?.with_defects(defects);

@@ -8,7 +8,9 @@ use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::{Data, Fetch};
 use protocol::{BadOptions, Defects, EpochStart, NodeId, Sequence};
-use store::{BLOCK, Error, FileKind, LiveInode, NewInode, Options, Replica, Store, Transaction};
+use store::{
+    BLOCK, Error, FileKind, LiveInode, NewInode, PoolOptions, Replica, Store, Transaction,
+};
 
 use crate::execute::Serving;
 use crate::executor::Executor;
@@ -42,7 +44,7 @@ pub enum PoolError {
 pub struct UnitPool {
     state: State,
     region: Region,
-    options: Options,
+    options: PoolOptions,
     /// Records in one read, in bytes.
     batch: usize,
     /// The unit that it belongs to.
@@ -63,8 +65,8 @@ impl UnitPool {
     /// Those of opening a pool, and invalid options.
     pub fn open(
         region: Region,
-        options: Options,
-        unit: &protocol::Options,
+        options: PoolOptions,
+        unit: &protocol::UnitOptions,
     ) -> Result<UnitPool, Error> {
         unit.validate()
             .map_err(|BadOptions(what)| Error::InvalidArgument(what))?;

@@ -54,7 +54,7 @@ pub use image::create::{Geometry, identity};
 pub use image::recovery::read_superblock;
 pub use image::transaction::{REPLY, Reply, Transaction};
 pub use image::volume::Sharing;
-pub use image::volume::{Options, Volume};
+pub use image::volume::{PoolOptions, Volume};
 pub use inode::Inodes;
 pub use inode::live::LiveInode;
 pub use names::Names;

@@ -8,7 +8,7 @@ use crate::data::Files;
 use crate::error::Result;
 use crate::image::create::{self, Geometry};
 use crate::image::recovery::recover;
-use crate::image::volume::{Options, Volume};
+use crate::image::volume::{PoolOptions, Volume};
 use crate::inode::Inodes;
 use crate::inode::live::LiveInode;
 use crate::names::Names;
@@ -35,17 +35,17 @@ impl Store {
     ///
     /// # Errors
     /// [`crate::Error::OfUnit`]: such a pool is opened in an epoch of its unit. Or it is no pool, or a damaged one.
-    pub fn open(region: Region, options: Options) -> Result<Store> {
+    pub fn open(region: Region, options: PoolOptions) -> Result<Store> {
         Store::open_as(region, options, None)
     }
 
     /// Opens a pool for writing in exactly this epoch, which must be higher than that of its tail. Removed files stay until
     /// [`Inodes::reclaim_orphan`].
-    pub fn open_in_epoch(region: Region, epoch: u32, options: Options) -> Result<Store> {
+    pub fn open_in_epoch(region: Region, epoch: u32, options: PoolOptions) -> Result<Store> {
         Store::open_as(region, options, Some(epoch))
     }
 
-    fn open_as(region: Region, options: Options, epoch: Option<u32>) -> Result<Store> {
+    fn open_as(region: Region, options: PoolOptions, epoch: Option<u32>) -> Result<Store> {
         let (volume, newest_ns) = recover(region, &options, epoch)?;
         let names = Names::open(Files::new(Inodes::new(volume)))?;
         let store = Store { names };

@@ -2,7 +2,7 @@
 
 use pmem::Region;
 use store::{
-    Clock, Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store,
+    Clock, Error, FileKind, Geometry, NewInode, PoolOptions, RenameMode, SetAttributes, Store,
     Transaction, WriteAt,
 };
 
@@ -18,7 +18,7 @@ fn new_inode(kind: FileKind) -> NewInode<'static> {
 }
 
 fn open(region: &Region) -> Store {
-    Store::open(region.clone(), Options::default()).expect("the pool opens")
+    Store::open(region.clone(), PoolOptions::default()).expect("the pool opens")
 }
 
 fn pool() -> (Region, Store) {
@@ -336,9 +336,9 @@ fn a_directory_whose_names_change_gets_a_new_version() {
     let region = Region::memory(POOL, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
     // Within one tick of the clock, so that no time stamp changes.
-    let options = Options {
+    let options = PoolOptions {
         clock: Clock::Manual(Default::default()),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let store = Store::open(region, options).expect("the pool opens");
     let root = store.root();

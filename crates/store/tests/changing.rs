@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pmem::Region;
-use store::{BLOCK, FileKind, Geometry, LiveInode, NewInode, Options, Store, Transaction, WriteAt};
+use store::{
+    BLOCK, FileKind, Geometry, LiveInode, NewInode, PoolOptions, Store, Transaction, WriteAt,
+};
 
 const POOL: u64 = 64 << 20;
 /// Changes of data in place while it is read.
@@ -59,9 +61,9 @@ fn overwritten_while_read(length: usize) {
     let region = Region::memory(POOL, false).unwrap();
     Store::format(&region, &Geometry::for_length(POOL)).unwrap();
     // A pool of a unit: only such images are read from outside.
-    let options = Options {
+    let options = PoolOptions {
         hold_freed: true,
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let store = Store::open(region.clone(), options).unwrap();
     let new = NewInode::new(FileKind::Regular, 0o644);

@@ -7,7 +7,7 @@ use std::thread;
 
 use pmem::Region;
 use store::{
-    CheckOptions, Error, FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, Store,
+    CheckOptions, Error, FileKind, Geometry, LiveInode, NewInode, PoolOptions, RenameMode, Store,
     Transaction, check,
 };
 
@@ -107,7 +107,7 @@ fn change(store: &Store, directory: &Arc<LiveInode>, seed: u64) {
 fn a_directory_that_grows_and_shrinks() {
     let region = Region::memory(POOL, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
-    let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
+    let store = Store::open(region.clone(), PoolOptions::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
     let directory = store
         .names()
@@ -163,7 +163,7 @@ fn directories_that_take_each_others_leaves() {
     const NAMES: u64 = 600;
     let region = Region::memory(POOL, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
-    let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
+    let store = Store::open(region.clone(), PoolOptions::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
     let make = |number| {
         store

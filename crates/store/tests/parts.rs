@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 use pmem::{Region, Simulation};
-use store::{BLOCK, FileKind, Geometry, NewInode, Options, Store, Transaction, WriteAt};
+use store::{BLOCK, FileKind, Geometry, NewInode, PoolOptions, Store, Transaction, WriteAt};
 
-/// Lengths of which [`Options::between_system_calls`] changes the way, and others.
+/// Lengths of which [`PoolOptions::between_system_calls`] changes the way, and others.
 const LENGTHS: [usize; 5] = [1000, 1024, 2048, 4088, BLOCK];
 
 fn open(region: Region) -> Store {
-    let options = Options {
+    let options = PoolOptions {
         between_system_calls: true,
-        ..Options::default()
+        ..PoolOptions::default()
     };
     Store::open(region, options).expect("the pool opens")
 }

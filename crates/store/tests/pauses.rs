@@ -6,8 +6,8 @@ use std::thread;
 use pmem::Region;
 use store::format::record::{HEADER, RecordHeader};
 use store::{
-    Fallocate, FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, SetAttributes, Store,
-    Transaction,
+    Fallocate, FileKind, Geometry, LiveInode, NewInode, PoolOptions, RenameMode, SetAttributes,
+    Store, Transaction,
 };
 use zerocopy::FromBytes;
 
@@ -30,7 +30,7 @@ fn open(length: u64) -> Store {
         ..Geometry::for_length(length)
     };
     Store::format(&region, &geometry).unwrap();
-    Store::open(region, Options::default()).unwrap()
+    Store::open(region, PoolOptions::default()).unwrap()
 }
 
 /// The lengths of the records that `work` makes, in bytes.

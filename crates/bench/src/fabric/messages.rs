@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use fabric::{EndpointId, Options, Provider, Source, Work, WorkRequest};
+use fabric::{EndpointId, Provider, QueueOptions, Source, Work, WorkRequest};
 use rustix::event::epoll;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -77,7 +77,7 @@ struct Many {
 
 impl Many {
     fn new(provider: Provider, count: usize) -> Result<Many, Error> {
-        let busy = Options {
+        let busy = QueueOptions {
             window: 256,
             outstanding: 256,
             signal_every: 64,
@@ -87,9 +87,9 @@ impl Many {
         Many::with(provider, count, busy)
     }
 
-    fn with(provider: Provider, count: usize, options: Options) -> Result<Many, Error> {
+    fn with(provider: Provider, count: usize, options: QueueOptions) -> Result<Many, Error> {
         let device = device(provider)?;
-        let few = Options {
+        let few = QueueOptions {
             endpoints: count as u32,
             ..options
         };
@@ -98,7 +98,7 @@ impl Many {
         for _ in 0..count {
             let mut near = End::new(
                 &*device,
-                Options {
+                QueueOptions {
                     endpoints: 1,
                     ..few
                 },
@@ -249,7 +249,7 @@ pub fn idle(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     const IDLE: usize = 100;
     let mut rows = Vec::new();
     for provider in [Provider::Shm, Provider::Tcp] {
-        let Many { mut peers, mut far } = Many::with(provider, IDLE, Options::default())?;
+        let Many { mut peers, mut far } = Many::with(provider, IDLE, QueueOptions::default())?;
         // Initial messages are exchanged.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(50) {

@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use fabric::{Access, Options, Provider, Registration, RemoteRegion, Source, Work, WorkRequest};
+use fabric::{
+    Access, Provider, QueueOptions, Registration, RemoteRegion, Source, Work, WorkRequest,
+};
 
 use super::{End, Ends, Placement, device, memory, with_far};
 use crate::Error;
@@ -197,12 +199,12 @@ impl End {
 /// Completions of sends that report none, beside a completion for each.
 fn completions(bench: &Bench, provider: Provider) -> Result<Row, Error> {
     let device = device(provider)?;
-    let options = |signal_every| Options {
+    let options = |signal_every| QueueOptions {
         signal_every,
         ..super::options(true)
     };
     let (mut few, mut each) = (
-        Ends::new(&*device, options(Options::default().signal_every))?,
+        Ends::new(&*device, options(QueueOptions::default().signal_every))?,
         Ends::new(&*device, options(1))?,
     );
     let before = few.near.queue.counters();

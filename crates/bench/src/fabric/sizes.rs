@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fabric::buffers::Class;
 use fabric::{
-    Access, Options, Pool, Provider, Registration, RemoteRegion, Source, Work, WorkRequest,
+    Access, Pool, Provider, QueueOptions, Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 
 use super::{End, Ends, Placement, device, memory, with_far};
@@ -123,7 +123,7 @@ struct Ways {
 impl Ways {
     fn new(provider: Provider) -> Result<Ways, Error> {
         let device = device(provider)?;
-        let spinning = Options {
+        let spinning = QueueOptions {
             message_bytes: LARGEST,
             // A wake-up takes longer than any of the ways.
             ..super::options(true)

@@ -296,7 +296,8 @@ pub fn compare(pools: &[PathBuf]) {
 /// A copy of a pool, with its records in the image, and its part of the image.
 fn image(pool: &Path) -> (Region, Part) {
     let region = Region::open(pool, Access::Private).expect("a pool");
-    let replica = Replica::open(region.clone(), store::Options::default()).expect("it is whole");
+    let replica =
+        Replica::open(region.clone(), store::PoolOptions::default()).expect("it is whole");
     match replica.superblock().is_metadata_only() {
         true => (region, Part::Metadata),
         false => (region, Part::Whole),

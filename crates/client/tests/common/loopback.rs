@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use client::{
     FileSystem, Geometry, HoldsSource, Interrupt, Lock, LockTicket, LockUser, LockWake, NotLocked,
-    Options, Region, RequestError, Requests, TurnListener,
+    PoolOptions, Region, RequestError, Requests, TurnListener,
 };
 use operations::{Acknowledge, Details, ErrorCode, FileId, Held, Operation, Outcome, WAIT_ENDED};
 use protocol::member::RequestId;
@@ -182,7 +182,7 @@ pub fn with_holds(store: Store) -> (FileSystem, Holds) {
 fn connected(store: Store, link: Arc<Link>) -> (FileSystem, Holds) {
     let locks = Region::memory(2 << 20, false).expect("memory");
     FileSystem::format_region(&locks, &Geometry::small()).expect("a pool");
-    let locks = FileSystem::open_region(locks, Options::default()).expect("a file system");
+    let locks = FileSystem::open_region(locks, PoolOptions::default()).expect("a file system");
     let holds: Arc<OnceLock<HoldsSource>> = Arc::default();
     let loopback = Loopback {
         executor: Executor::new(store, UNIT),

@@ -4,7 +4,7 @@
 #[path = "loopback.rs"]
 pub mod loopback;
 
-use client::{Error, FileSystem, Geometry, OpenFlags, Options, Region};
+use client::{Error, FileSystem, Geometry, OpenFlags, PoolOptions, Region};
 use store::Store;
 
 /// Whether the tests of this program work on a cluster, which is what `remote.rs` repeats them for.
@@ -24,12 +24,12 @@ pub fn file_system_of(length: u64, geometry: &Geometry) -> FileSystem {
 pub fn pool(length: u64, geometry: &Geometry) -> (Region, FileSystem) {
     let region = Region::memory(length, false).expect("memory");
     FileSystem::format_region(&region, geometry).expect("a pool");
-    let file_system = open(region.clone(), Options::default());
+    let file_system = open(region.clone(), PoolOptions::default());
     (region, file_system)
 }
 
 /// Opens the pool in a region.
-pub fn open(region: Region, options: Options) -> FileSystem {
+pub fn open(region: Region, options: PoolOptions) -> FileSystem {
     let store = Store::open(region, options).expect("a store");
     match IS_REMOTE {
         true => loopback::file_system(store),

@@ -1,7 +1,7 @@
 //! Violations and ends.
 
 use fabric::{
-    Access, Error, Failure, Options, Parameters, Proves, Queue, Refusal, Role, Source, Work,
+    Access, Error, Failure, Parameters, Proves, Queue, QueueOptions, Refusal, Role, Source, Work,
     WorkRequest,
 };
 use fabric_simulation::wrappers::Faults;
@@ -198,11 +198,11 @@ pub fn a_peer_that_sends_more_than_it_may_is_lost(setup: &dyn Setup) {
         messages_twice: true,
         ..Faults::default()
     };
-    let options = Options {
+    let options = QueueOptions {
         window: 8,
-        ..Options::default()
+        ..QueueOptions::default()
     };
-    let mut pair = Pair::with(&Faulty(setup, faults), Options::default(), options);
+    let mut pair = Pair::with(&Faulty(setup, faults), QueueOptions::default(), options);
     let bare = Work::Send {
         from: Source::Inline(b""),
         immediate: Some(1),
@@ -323,9 +323,9 @@ pub fn an_endpoint_lost_under_load_tells_every_request(setup: &dyn Setup) {
 }
 
 pub fn places_are_used_again(setup: &dyn Setup) {
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 2,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let mut pair = Pair::with(setup, options, options);
     for round in 0..50u32 {
@@ -347,7 +347,7 @@ pub fn places_are_used_again(setup: &dyn Setup) {
 }
 
 pub fn layouts_that_cannot_be_are_refused(setup: &dyn Setup) {
-    type Set = fn(&mut Options, u32);
+    type Set = fn(&mut QueueOptions, u32);
     let options: [(&str, Set); 4] = [
         ("endpoints", |options, value| options.endpoints = value),
         ("window", |options, value| options.window = value),
@@ -358,22 +358,24 @@ pub fn layouts_that_cannot_be_are_refused(setup: &dyn Setup) {
     ];
     for (name, set) in options {
         for value in [0, (1 << 16) + 1, u32::MAX] {
-            let mut options = Options::default();
+            let mut options = QueueOptions::default();
             set(&mut options, value);
             match Queue::open(&*setup.device(), options) {
-                Err(Error::Options { option, .. }) => assert!(option.contains(name), "{option}"),
+                Err(Error::QueueOptions { option, .. }) => {
+                    assert!(option.contains(name), "{option}")
+                }
                 other => panic!("{name}: {:?}", other.err()),
             }
         }
     }
-    let least = Options {
+    let least = QueueOptions {
         endpoints: 1,
         window: 1,
         message_bytes: 0,
         outstanding: 1,
         signal_every: 0,
         group_buffers: 0,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let mut pair = Pair::with(setup, least, least);
     for round in 0..20 {

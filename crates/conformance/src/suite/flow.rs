@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fabric::buffers::Class;
-use fabric::{Access, Options, Pool, Refusal, Source, Work, WorkRequest};
+use fabric::{Access, Pool, QueueOptions, Refusal, Source, Work, WorkRequest};
 use fabric_simulation::wrappers::Faults;
 
 use super::{Faulty, Pair, Setup, Side, join};
@@ -13,10 +13,10 @@ const NOTE: Work<'_> = Work::Send {
     immediate: None,
 };
 
-fn few() -> Options {
-    Options {
+fn few() -> QueueOptions {
+    QueueOptions {
         window: 8,
-        ..Options::default()
+        ..QueueOptions::default()
     }
 }
 
@@ -44,11 +44,11 @@ pub fn quiet_requests_are_told_only_when_they_fail(setup: &dyn Setup) {
 }
 
 pub fn outstanding_requests_are_bounded(setup: &dyn Setup) {
-    let options = Options {
+    let options = QueueOptions {
         outstanding: 5,
-        ..Options::default()
+        ..QueueOptions::default()
     };
-    let mut pair = Pair::with(setup, options, Options::default());
+    let mut pair = Pair::with(setup, options, QueueOptions::default());
     let far = pair.far.memory(4096, Access::ALL);
     let remote = pair.import(&far);
     let write = Work::Write {
@@ -79,8 +79,8 @@ pub fn outstanding_requests_are_bounded(setup: &dyn Setup) {
 }
 
 pub fn a_slow_receiver_holds_back_its_sender_alone(setup: &dyn Setup) {
-    let mut pair = Pair::with(setup, Options::default(), few());
-    let mut other = Side::new(setup, Options::default());
+    let mut pair = Pair::with(setup, QueueOptions::default(), few());
+    let mut other = Side::new(setup, QueueOptions::default());
     let (other_to_far, _) = join(setup, &mut other, &mut pair.far);
     for id in 0..8 {
         pair.post(WorkRequest::new(id, NOTE));
@@ -119,7 +119,7 @@ pub fn a_slow_receiver_holds_back_its_sender_alone(setup: &dyn Setup) {
 }
 
 pub fn credits_come_back_without_messages_to_ride_on(setup: &dyn Setup) {
-    let mut pair = Pair::with(setup, Options::default(), few());
+    let mut pair = Pair::with(setup, QueueOptions::default(), few());
     let mut received = 0;
     for id in 0..1000 {
         pair.post_meanwhile(WorkRequest::new(id, NOTE).quiet(), |far| {
@@ -174,7 +174,7 @@ pub fn lost_counts_of_credits_are_asked_for(setup: &dyn Setup) {
         credits_one_in: 4,
         ..Faults::default()
     };
-    let mut pair = Pair::with(&Faulty(setup, faults), Options::default(), few());
+    let mut pair = Pair::with(&Faulty(setup, faults), QueueOptions::default(), few());
     let mut received = 0;
     for id in 0..60 {
         pair.post_meanwhile(WorkRequest::new(id, NOTE).quiet(), |far| {
@@ -229,7 +229,7 @@ pub fn buffers_belong_to_their_requests(setup: &dyn Setup) {
 }
 
 pub fn a_late_reader_loses_nothing(setup: &dyn Setup) {
-    let mut pair = Pair::with(setup, Options::default(), few());
+    let mut pair = Pair::with(setup, QueueOptions::default(), few());
     let to_far = pair.to_far;
     let mut posted = 0;
     // The near side continues alone until it is held back; the far side has never polled yet.

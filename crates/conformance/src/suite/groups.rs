@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::{GroupAddress, GroupId, Multicast, Options, Origin, Source, Work};
+use fabric::{GroupAddress, GroupId, Multicast, Origin, QueueOptions, Source, Work};
 
 use super::{Pair, Random, Setup, Side};
 
@@ -26,7 +26,7 @@ fn address(setup: &dyn Setup) -> GroupAddress {
 
 pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
     let mut sides: Vec<Side> = (0..4)
-        .map(|_| Side::new(setup, Options::default()))
+        .map(|_| Side::new(setup, QueueOptions::default()))
         .collect();
     let Multicast::Lossy { bytes: longest } = sides[0].queue.capabilities().multicast else {
         return;
@@ -91,11 +91,11 @@ pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
 }
 
 pub fn empty_messages_of_groups_take_nothing_from_endpoints(setup: &dyn Setup) {
-    let few = Options {
+    let few = QueueOptions {
         endpoints: 1,
         window: 2,
         group_buffers: 2,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let mut pair = Pair::with(setup, few, few);
     if pair.near.queue.capabilities().multicast == Multicast::None {
@@ -128,7 +128,7 @@ pub fn empty_messages_of_groups_take_nothing_from_endpoints(setup: &dyn Setup) {
 }
 
 pub fn without_groups_there_are_none(setup: &dyn Setup) {
-    let mut side = Side::new(setup, Options::default());
+    let mut side = Side::new(setup, QueueOptions::default());
     if side.queue.capabilities().multicast == Multicast::None {
         assert!(side.queue.join(GROUP, address(setup)).is_err());
         assert!(

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    Access, Completion, Device, EndpointId, Event, Failure, Message, Options, Parameters, Peer,
-    Queue, Refusal, Registration, RemoteRegion, Role, Transport, Work, WorkRequest,
+    Access, Completion, Device, EndpointId, Event, Failure, Message, Parameters, Peer, Queue,
+    QueueOptions, Refusal, Registration, RemoteRegion, Role, Transport, Work, WorkRequest,
 };
 use fabric_simulation::wrappers::{Fault, Faults};
 use pmem::Region;
@@ -76,7 +76,7 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn new(setup: &dyn Setup, options: Options) -> Side {
+    pub fn new(setup: &dyn Setup, options: QueueOptions) -> Side {
         let device = setup.device();
         let transport = setup.wrap(device.open().unwrap());
         let queue = Queue::over(&*device, transport, options).unwrap();
@@ -135,10 +135,10 @@ pub struct Pair {
 
 impl Pair {
     pub fn new(setup: &dyn Setup) -> Pair {
-        Pair::with(setup, Options::default(), Options::default())
+        Pair::with(setup, QueueOptions::default(), QueueOptions::default())
     }
 
-    pub fn with(setup: &dyn Setup, near: Options, far: Options) -> Pair {
+    pub fn with(setup: &dyn Setup, near: QueueOptions, far: QueueOptions) -> Pair {
         let mut near = Side::new(setup, near);
         let mut far = Side::new(setup, far);
         let (to_far, to_near) = join(setup, &mut near, &mut far);

@@ -1,6 +1,6 @@
 //! Messages.
 
-use fabric::{Access, Options, Origin, Source, Work, WorkRequest};
+use fabric::{Access, Origin, QueueOptions, Source, Work, WorkRequest};
 
 use super::{Pair, Random, Setup, Side, join};
 
@@ -130,15 +130,15 @@ pub fn both_sides_send_at_once(setup: &dyn Setup) {
 }
 
 pub fn one_queue_has_many_endpoints(setup: &dyn Setup) {
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 20,
         window: 4,
-        ..Options::default()
+        ..QueueOptions::default()
     };
-    let mut pair = Pair::with(setup, Options::default(), options);
+    let mut pair = Pair::with(setup, QueueOptions::default(), options);
     let mut others: Vec<(Side, _)> = Vec::new();
     for _ in 0..19 {
-        let mut side = Side::new(setup, Options::default());
+        let mut side = Side::new(setup, QueueOptions::default());
         let (to_far, to_near) = join(setup, &mut side, &mut pair.far);
         others.push((side, (to_far, to_near)));
     }

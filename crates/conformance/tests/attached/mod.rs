@@ -9,7 +9,7 @@ use std::time::Duration;
 use connections::control;
 use connections::transports::{Transports, Wanted};
 use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults};
-use fabric::{Access, Event, Options, Provider, Queue, Role, Source, Work, WorkRequest};
+use fabric::{Access, Event, Provider, Queue, QueueOptions, Role, Source, Work, WorkRequest};
 use pmem::Region;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
 
@@ -107,9 +107,9 @@ fn ball(bytes: &[u8]) -> Work<'_> {
 fn threads_wake_each_other() {
     const ROUNDS: u64 = 2000;
     let setup = super::link::OnLink::pair();
-    let layout = Options {
+    let layout = QueueOptions {
         spin_max: Duration::ZERO,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let open = || {
         let device = setup.device();

@@ -1,7 +1,7 @@
 //! A peer that is no transport: it sends any packets (`docs/ETHERNET.md` draws them), and nothing else.
 
 use fabric::ethernet::{FrameFaults, Shape};
-use fabric::{Access, Export, Failure, Options, Parameters, Peer, Role, Work, WorkRequest};
+use fabric::{Access, Export, Failure, Parameters, Peer, QueueOptions, Role, Work, WorkRequest};
 use pmem::Region;
 use pmem::checksum::crc32c_of;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
@@ -34,7 +34,7 @@ fn packet(source: [u8; 6], hello: &[u8], kind: u8, body: &[u8]) -> Vec<u8> {
 fn data_in_packets_for_a_read_that_is_aimed_at_is_a_violation() {
     let mut setup = Placing::new(Shape::Strip, FrameFaults::default());
     setup.options.authenticated = false;
-    let mut near = Side::new(&setup, Options::default());
+    let mut near = Side::new(&setup, QueueOptions::default());
     let pool = setup.pools.borrow()[0].clone();
     let memory = near.device.register(&pool, Access::ALL).unwrap();
     let (to_liar, ours) = near.queue.offer().unwrap();

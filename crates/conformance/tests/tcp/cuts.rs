@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use fabric::tcp::Tcp;
 use fabric::{
-    Access, Device, EndpointId, Event, Options, Queue, Refusal, Registration, RemoteRegion, Source,
-    Work, WorkRequest,
+    Access, Device, EndpointId, Event, Queue, QueueOptions, Refusal, Registration, RemoteRegion,
+    Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -47,7 +47,7 @@ impl Side {
     fn new(cuts: &Arc<AtomicU64>) -> Side {
         let device = Tcp::new(cut::options());
         let transport = Cut::new(device.open().unwrap(), LONGEST, cuts.clone());
-        let queue = Queue::over(&device, Box::new(transport), Options::default()).unwrap();
+        let queue = Queue::over(&device, Box::new(transport), QueueOptions::default()).unwrap();
         let memory = |bytes, access| {
             let region = Region::memory(bytes, false).unwrap();
             device.register(&region, access).unwrap()

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Event, Failure, GroupAddress, GroupId, Options, Origin, Parameters, Peer, Queue, Role, Source,
+    Event, Failure, GroupAddress, GroupId, Origin, Parameters, Peer, Queue, QueueOptions, Role,
+    Source,
 };
 
 use super::namespaces::{ADDRESSES, Hosts, ip};
@@ -34,7 +35,7 @@ fn parameters(bytes: Vec<u8>) -> Parameters {
 
 /// The other process: sends a message, and then waits to be killed.
 fn child(role: Role) {
-    let (_device, mut queue) = open_with(options(), Options::default());
+    let (_device, mut queue) = open_with(options(), QueueOptions::default());
     let (endpoint, own) = queue.offer().unwrap();
     println!("parameters {}", hexadecimal(&own.bytes));
     let line = std::io::stdin().lines().next().unwrap().unwrap();
@@ -60,7 +61,7 @@ impl Drop for Killed {
 
 /// How long it takes to detect that the process of a peer in this role was killed.
 fn kill_a_peer(role: Role, name: &str) -> Duration {
-    let (_device, mut queue) = open_with(options(), Options::default());
+    let (_device, mut queue) = open_with(options(), QueueOptions::default());
     let (endpoint, own) = queue.offer().unwrap();
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
@@ -134,7 +135,7 @@ fn open_on(hosts: &Hosts, side: usize) -> (Tcp, Queue) {
         address: IpAddr::V4(ADDRESSES[side]),
         ..hasty()
     });
-    let queue = Queue::open(&device, Options::default()).unwrap();
+    let queue = Queue::open(&device, QueueOptions::default()).unwrap();
     (device, queue)
 }
 

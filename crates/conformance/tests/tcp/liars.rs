@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, GroupAddress, GroupId, Options, Queue, Role, Source,
+    Access, Device, EndpointId, Event, Failure, GroupAddress, GroupId, Queue, QueueOptions, Role,
+    Source,
 };
 use pmem::Region;
 use ring::hmac;
@@ -134,7 +135,7 @@ fn with(mut head: Vec<u8>, operands: [u64; 4]) -> Vec<u8> {
 
 /// A liar's message, and the end of its endpoint.
 fn refused(name: &str, lie: impl Fn(u64) -> Vec<u8>) {
-    let (device, mut queue) = open_with(options(), Options::default());
+    let (device, mut queue) = open_with(options(), QueueOptions::default());
     let (_other_device, mut other) = open();
     let (_, honest) = join(&mut other, &mut queue);
     let region = Region::memory(4096, false).unwrap();
@@ -179,7 +180,7 @@ fn frames_that_lie_end_their_endpoint_and_no_other() {
     refused("an acknowledgement of nothing", |_| head(9, 0, 0, 0, 1));
     refused("a message too long", |_| head(1, 0, 4097, 0, 0));
     refused("more messages than credits", |_| {
-        let window = u64::from(Options::default().window);
+        let window = u64::from(QueueOptions::default().window);
         (0..=window)
             .flat_map(|number| head(1, 0, 0, number, 0))
             .collect()
@@ -238,10 +239,10 @@ fn credits_that_were_never_given_end_the_endpoint() {
 fn a_frame_that_never_ends_is_nothing_and_its_buffer_comes_back() {
     let (device, mut queue) = open_with(
         options(),
-        Options {
+        QueueOptions {
             window: 1,
             endpoints: 1,
-            ..Options::default()
+            ..QueueOptions::default()
         },
     );
     let (mut liar, id) = Liar::new(&mut queue);
@@ -281,7 +282,7 @@ fn connections_that_prove_nothing_are_dropped_and_hold_up_nobody() {
         prove_within: Duration::from_secs(1),
         ..options()
     };
-    let (device, mut queue) = open_with(soon, Options::default());
+    let (device, mut queue) = open_with(soon, QueueOptions::default());
     let port = {
         let (id, told) = queue.offer().unwrap();
         queue.close(id);
@@ -326,9 +327,9 @@ fn connections_that_prove_nothing_are_dropped_and_hold_up_nobody() {
 
 #[test]
 fn datagrams_without_a_buffer_and_strange_ones_are_counted() {
-    let layout = Options {
+    let layout = QueueOptions {
         group_buffers: 1,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let (device, mut queue): (Tcp, Queue) = open_with(options(), layout);
     let (_other_device, mut other) = open();

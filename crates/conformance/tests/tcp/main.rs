@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    EndpointId, Event, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest,
+    EndpointId, Event, Parameters, Peer, Queue, QueueOptions, Role, Source, Work, WorkRequest,
 };
 
 /// Time limit of a step.
@@ -43,11 +43,11 @@ pub fn hasty() -> TcpOptions {
 
 /// A process's device and one queue of it.
 pub fn open() -> (Tcp, Queue) {
-    open_with(options(), Options::default())
+    open_with(options(), QueueOptions::default())
 }
 
 /// The same, laid out as asked for.
-pub fn open_with(tcp: TcpOptions, options: Options) -> (Tcp, Queue) {
+pub fn open_with(tcp: TcpOptions, options: QueueOptions) -> (Tcp, Queue) {
     let device = Tcp::new(tcp);
     let queue = Queue::open(&device, options).unwrap();
     (device, queue)

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric::tcp::Tcp;
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, Options, Queue, Registration, Role, Source, Work,
-    WorkRequest,
+    Access, Device, EndpointId, Event, Failure, Queue, QueueOptions, Registration, Role, Source,
+    Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -28,7 +28,7 @@ impl Side {
         let mut next = bytes;
         let budget = Box::new(move || std::mem::replace(&mut next, ENOUGH));
         let transport = Cut::with(device.open().unwrap(), budget, cuts.clone());
-        let queue = Queue::over(&device, Box::new(transport), Options::default()).unwrap();
+        let queue = Queue::over(&device, Box::new(transport), QueueOptions::default()).unwrap();
         Side { device, queue }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric::{Access, Device, Event, Failure, Options, Source, Work, WorkRequest};
+use fabric::{Access, Device, Event, Failure, QueueOptions, Source, Work, WorkRequest};
 use pmem::Region;
 
 use super::{exchange, hasty, join, open, open_with, until};
@@ -67,9 +67,9 @@ fn a_key_withdrawn_while_its_memory_is_read_ends_the_read() {
 
 #[test]
 fn a_peer_that_does_not_look_holds_up_nobody_and_is_lost_in_the_end() {
-    let layout = Options {
+    let layout = QueueOptions {
         endpoints: 2,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let (device, mut near) = open_with(hasty(), layout);
     let (stuck_device, mut stuck) = open();
@@ -97,7 +97,7 @@ fn a_peer_that_does_not_look_holds_up_nobody_and_is_lost_in_the_end() {
     {
         posted += 1;
     }
-    assert_eq!(posted, u64::from(Options::default().outstanding));
+    assert_eq!(posted, u64::from(QueueOptions::default().outstanding));
     near.submit();
     let start = Instant::now();
     let mut flushed = 0;

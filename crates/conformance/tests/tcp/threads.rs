@@ -3,16 +3,16 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::{Event, Failure, Options, Queue, Source, Work, WorkRequest};
+use fabric::{Event, Failure, Queue, QueueOptions, Source, Work, WorkRequest};
 
 use super::{join, message, open_with, options, until};
 
 const ROUNDS: u64 = 20_000;
 
 fn rally(spin_max: Duration) -> (Queue, Queue) {
-    let layout = Options {
+    let layout = QueueOptions {
         spin_max,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let (_near_device, mut near) = open_with(options(), layout);
     let (_far_device, mut far) = open_with(options(), layout);
@@ -86,8 +86,8 @@ fn messages_go_back_and_forth_between_threads_that_sleep() {
 #[test]
 fn a_sleeper_executes_requests_of_peers_without_reports() {
     use fabric::{Access, Device};
-    let (_near_device, mut near) = open_with(options(), Options::default());
-    let (device, mut far) = open_with(options(), Options::default());
+    let (_near_device, mut near) = open_with(options(), QueueOptions::default());
+    let (device, mut far) = open_with(options(), QueueOptions::default());
     let (to_far, to_near) = join(&mut near, &mut far);
     let region = pmem::Region::memory(4096, false).unwrap();
     let memory = device.register(&region, Access::ALL).unwrap();

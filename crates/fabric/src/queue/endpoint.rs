@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::Options;
+use super::QueueOptions;
 use crate::credits::Credits;
 use crate::outstanding::Outstanding;
 use crate::{
@@ -80,7 +80,7 @@ impl Endpoint {
     }
 
     /// The peer can hold so much.
-    pub fn establish(&mut self, peer: Limits, options: &Options, capabilities: &Capabilities) {
+    pub fn establish(&mut self, peer: Limits, options: &QueueOptions, capabilities: &Capabilities) {
         let (own_window, outstanding) = (options.window, options.outstanding);
         self.state = State::Ready;
         self.message_bytes = peer.message_bytes;

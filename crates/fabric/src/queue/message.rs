@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pmem::LINE;
 
 use super::endpoint::Endpoint;
-use super::{Options, Queue};
+use super::{Queue, QueueOptions};
 use crate::transport::Arrival;
 use crate::{Capabilities, EndpointId, Event, Failure, Origin, Piece, Registration, Supply};
 
@@ -201,12 +201,12 @@ impl Tickets {
 }
 
 /// Buffers that each endpoint has: those of its window, and those that counts of credits may be in.
-pub fn endpoint_buffers(options: &Options, capabilities: &Capabilities) -> u32 {
+pub fn endpoint_buffers(options: &QueueOptions, capabilities: &Capabilities) -> u32 {
     options.window + capabilities.credit_buffers
 }
 
 /// Bytes that a buffer takes in the memory for messages: whole lines.
-pub fn buffer_bytes(options: &Options, capabilities: &Capabilities) -> u64 {
+pub fn buffer_bytes(options: &QueueOptions, capabilities: &Capabilities) -> u64 {
     let group = match capabilities.multicast {
         crate::Multicast::Lossy { bytes } => bytes,
         crate::Multicast::None => 0,

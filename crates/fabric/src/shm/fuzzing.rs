@@ -3,7 +3,7 @@
 use pmem::{LINE, Region};
 
 use super::{Shm, endpoint, header::Header};
-use crate::{Event, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest};
+use crate::{Event, Parameters, Peer, Queue, QueueOptions, Role, Source, Work, WorkRequest};
 
 const WINDOW: u32 = 4;
 const BYTES: u32 = 200;
@@ -27,12 +27,12 @@ pub fn memory(input: &[u8]) {
     };
     assert!(endpoint::attach(nothing_to_map).is_err());
     let device = Shm::new().expect("shared memory");
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 1,
         window: WINDOW,
         message_bytes: BYTES,
         group_buffers: 0,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let open = || Queue::open(&device, options).expect("a queue");
     let (mut queue, mut liar) = (open(), open());

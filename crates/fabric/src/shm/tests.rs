@@ -10,8 +10,8 @@ use pmem::{LINE, Region};
 use self::link::{Link, Other};
 use super::*;
 use crate::{
-    EndpointId, Event, Failure, Options, Origin, Parameters, Peer, Queue, Refusal, Role, Source,
-    Work, WorkRequest,
+    EndpointId, Event, Failure, Origin, Parameters, Peer, Queue, QueueOptions, Refusal, Role,
+    Source, Work, WorkRequest,
 };
 
 /// Time limit of a step.
@@ -83,10 +83,10 @@ fn await_loss(queue: &mut Queue) -> (EndpointId, Failure) {
     }
 }
 
-fn sleeping() -> Options {
-    Options {
+fn sleeping() -> QueueOptions {
+    QueueOptions {
         spin_max: Duration::ZERO,
-        ..Options::default()
+        ..QueueOptions::default()
     }
 }
 
@@ -139,9 +139,9 @@ fn no_wake_up_is_lost_between_processes() {
 #[test]
 fn no_wake_up_is_lost_between_threads_that_look_for_a_while() {
     let device = Shm::with(NO_NAP).unwrap();
-    let options = Options {
+    let options = QueueOptions {
         spin_max: Duration::from_micros(3),
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let mut near = Queue::open(&device, options).unwrap();
     let mut far = Queue::open(&device, options).unwrap();
@@ -156,7 +156,7 @@ fn no_wake_up_is_lost_between_threads_that_look_for_a_while() {
 #[test]
 fn dropped_messages_among_many_held_ones_return() {
     let device = Shm::new().unwrap();
-    let options = Options {
+    let options = QueueOptions {
         window: 64,
         ..sleeping()
     };
@@ -231,12 +231,12 @@ fn be_killed(link: &mut Link, queue: &mut Queue) {
 fn a_peer_that_is_killed_is_noticed_whatever_it_did() {
     let device = Shm::with(NO_NAP).unwrap();
     if let Some(mut link) = Link::to_parent() {
-        let mut queue = Queue::open(&device, Options::default()).unwrap();
+        let mut queue = Queue::open(&device, QueueOptions::default()).unwrap();
         return be_killed(&mut link, &mut queue);
     }
     for round in 0..24 {
         let mut queue = Queue::open(&device, sleeping()).unwrap();
-        let mut third = Queue::open(&device, Options::default()).unwrap();
+        let mut third = Queue::open(&device, QueueOptions::default()).unwrap();
         let mut other =
             Other::start("shm::tests::a_peer_that_is_killed_is_noticed_whatever_it_did");
         let to = other.link.join(&mut queue, Role::Dialer);
@@ -369,7 +369,7 @@ fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
 #[test]
 fn the_only_place_is_used_again() {
     let device = Shm::new().unwrap();
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 1,
         ..sleeping()
     };
@@ -489,7 +489,7 @@ fn lies_end_their_own_endpoint_at_most() {
     const WINDOW: u32 = 4;
     const BYTES: u32 = 200;
     let device = Shm::new().unwrap();
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 2,
         window: WINDOW,
         message_bytes: BYTES,
@@ -561,7 +561,7 @@ fn a_process_that_stores_junk_meanwhile_holds_up_nobody() {
     if let Some(mut link) = Link::to_parent() {
         let (_, ours) = queue.offer().unwrap();
         let given = link.exchange(&ours);
-        let options = Options::default();
+        let options = QueueOptions::default();
         let mut liar = Liar::new(&given, options.window, options.message_bytes, 1);
         link.say("lies");
         loop {
@@ -608,7 +608,7 @@ fn a_process_that_stores_junk_meanwhile_holds_up_nobody() {
 fn one_queue_serves_many() {
     const CLIENTS: usize = 64;
     let device = Shm::new().unwrap();
-    let mut server = Queue::open(&device, Options::default()).unwrap();
+    let mut server = Queue::open(&device, QueueOptions::default()).unwrap();
     let mut clients: Vec<(Queue, EndpointId)> = Vec::new();
     for _ in 0..CLIENTS {
         let mut client = Queue::open(&device, sleeping()).unwrap();

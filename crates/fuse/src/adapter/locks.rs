@@ -235,7 +235,7 @@ fn kind_bits(kind: LockKind) -> u32 {
 mod tests {
     use std::sync::mpsc;
 
-    use client::{FileSystem, Geometry, Options, Region};
+    use client::{FileSystem, Geometry, PoolOptions, Region};
 
     use super::*;
 
@@ -244,7 +244,7 @@ mod tests {
     fn locks() -> Locks {
         let region = Region::memory(32 << 20, false).unwrap();
         FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
-        let file_system = FileSystem::open_region(region, Options::default()).unwrap();
+        let file_system = FileSystem::open_region(region, PoolOptions::default()).unwrap();
         Locks::new(file_system.lock_user())
     }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use client::{FileSystem, Geometry, Options, Region};
+use client::{FileSystem, Geometry, PoolOptions, Region};
 use fuse::Mount;
 use store::Store;
 
@@ -84,7 +84,7 @@ pub fn file_system() -> FileSystem {
 pub fn store() -> Store {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
-    Store::open(region, Options::default()).expect("a store")
+    Store::open(region, PoolOptions::default()).expect("a store")
 }
 
 /// The errno of a call that must fail.

@@ -18,7 +18,8 @@ use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
 use protocol::{
-    ClusterMap, Defects, EpochStart, Member, Mode, NO_NODE, Options, Sequence, Transmit, UnitMap,
+    ClusterMap, Defects, EpochStart, Member, Mode, NO_NODE, Sequence, Transmit, UnitMap,
+    UnitOptions,
 };
 use store::{FileKind, Geometry, Store};
 
@@ -104,9 +105,9 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
     };
     let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
     crate::pool::format(&region, &geometry)?;
-    let options = store::Options {
+    let options = store::PoolOptions {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
-        ..store::Options::default()
+        ..store::PoolOptions::default()
     };
     let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
     let tail = store.volume().tail();
@@ -155,10 +156,10 @@ impl Unit {
             image: 0,
         };
         let machine = |node| Machine::new(node, clock(), image.clone(), 1);
-        let options = Options {
+        let options = UnitOptions {
             parity,
             push: ClusterMap::default().options().push,
-            ..Options::default()
+            ..UnitOptions::default()
         };
         let client =
             |node| Client::new(node, options.clone(), Defects::default(), 1 << 32).with_mode(mode);
@@ -185,7 +186,7 @@ impl Unit {
     /// A member starts again, with an empty pool.
     fn replace(&mut self, node: u32) -> Result<(), String> {
         let old = self.machines[node as usize].memory().region();
-        let unit = store::Replica::open(old, store::Options::default());
+        let unit = store::Replica::open(old, store::PoolOptions::default());
         let unit = *unit.map_err(|error| error.to_string())?.superblock();
         let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
         store::Replica::format(&region, &unit, RING).map_err(|error| error.to_string())?;
@@ -193,7 +194,7 @@ impl Unit {
         region.read(0, &mut image);
         let now = self.queue.now();
         let mut machine = Machine::new(node, clock(), image, 1);
-        machine.start(now, &Options::default(), &Defects::default())?;
+        machine.start(now, &UnitOptions::default(), &Defects::default())?;
         self.machines[node as usize] = machine;
         let map = self.map.clone();
         self.queue.add(now, Event::Map { to: node, map });

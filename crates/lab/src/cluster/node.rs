@@ -10,7 +10,7 @@ use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use protocol::defects::Defect;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::FileId;
-use protocol::{Defects, Member, Options, Transmit, UnitMap};
+use protocol::{Defects, Member, Transmit, UnitMap, UnitOptions};
 use server::{Core, Host, LocalRead, Output};
 
 use super::time::{Clock, Time};
@@ -282,20 +282,25 @@ impl Machine {
     }
 
     /// Options with which members open their pools.
-    pub fn store_options(now: Time) -> store::Options {
-        store::Options {
+    pub fn store_options(now: Time) -> store::PoolOptions {
+        store::PoolOptions {
             clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
             hold_freed: true,
-            ..store::Options::default()
+            ..store::PoolOptions::default()
         }
     }
 
     /// Starts the process.
-    pub fn start(&mut self, now: Time, options: &Options, defects: &Defects) -> Result<(), String> {
+    pub fn start(
+        &mut self,
+        now: Time,
+        options: &UnitOptions,
+        defects: &Defects,
+    ) -> Result<(), String> {
         if self.is_up() {
             return Ok(());
         }
-        let store_options = store::Options {
+        let store_options = store::PoolOptions {
             clock: store::Clock::Manual(self.date.clone()),
             defects: store::Defects {
                 stamp_by_own_clock: defects.has(Defect::StampByOwnClock),

@@ -9,7 +9,8 @@ use pmem::Region;
 use protocol::EpochStart;
 use protocol::wire::FileId;
 use store::{
-    BLOCK, FileKind, Geometry, LiveInode, NewInode, Options, Replica, Store, Transaction, WriteAt,
+    BLOCK, FileKind, Geometry, LiveInode, NewInode, PoolOptions, Replica, Store, Transaction,
+    WriteAt,
 };
 
 use super::workload::FILES;
@@ -55,9 +56,9 @@ fn contents(region: &Region) -> Vec<u8> {
 fn make(is_full: bool, is_wide: bool) -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(text)?;
     crate::pool::format(&region, &Geometry::small())?;
-    let options = Options {
+    let options = PoolOptions {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let formatted = Replica::open(region.clone(), options.clone()).map_err(text)?;
     let formatted = formatted.tail();

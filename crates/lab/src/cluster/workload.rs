@@ -17,7 +17,7 @@ use operations::{
 use pmem::Random;
 use protocol::client::{Client, Event, Keep, Ticket, Transfer};
 use protocol::wire::{Acknowledge, ErrorCode, FileId, Held, Operation, Outcome};
-use protocol::{Defects, Mode, Options, UnitMap};
+use protocol::{Defects, Mode, UnitMap, UnitOptions};
 use store::FileKind;
 
 use super::history::{History, Id, Invocation, Key, Response};
@@ -182,7 +182,7 @@ impl Worker {
     }
 
     /// Starts a process.
-    pub fn start(&mut self, options: &Options, defects: &Defects) {
+    pub fn start(&mut self, options: &UnitOptions, defects: &Defects) {
         if self.client.is_none() {
             self.incarnation += 1;
             self.fresh_until = (0, 0);

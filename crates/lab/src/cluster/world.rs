@@ -16,7 +16,7 @@ use fabric_simulation::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::{Bytes, Message};
-use protocol::{Defects, Member, NO_NODE, Options, Transmit, UnitMap};
+use protocol::{Defects, Member, NO_NODE, Transmit, UnitMap, UnitOptions};
 
 use super::history::History;
 use super::membership::{Membership, Notice};
@@ -53,7 +53,7 @@ pub struct Setup {
     /// Planted defects.
     pub defects: Defects,
     /// Times and bounds of the protocol.
-    pub options: Options,
+    pub options: UnitOptions,
     /// Whether the primary ships by a group.
     pub groups: bool,
     /// Whether clients also wait for locks, and use all operations.
@@ -80,7 +80,7 @@ impl Setup {
             clients: 4,
             duration,
             defects: Defects::default(),
-            options: Options {
+            options: UnitOptions {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
@@ -90,7 +90,7 @@ impl Setup {
                 // A client keeps more than that at times.
                 leases: 3,
                 ordered_reads: (seed / 2).is_multiple_of(2),
-                ..Options::default()
+                ..UnitOptions::default()
             },
             groups: false,
             is_wide: seed % 7 == 2,

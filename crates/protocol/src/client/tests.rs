@@ -11,7 +11,7 @@ const SESSION: u64 = 7;
 
 fn hear(client: &mut Client, request: u64, body: Body) {
     let envelope = Envelope {
-        cluster: Options::default().cluster,
+        cluster: UnitOptions::default().cluster,
         epoch: 1,
         session: SESSION,
         request,
@@ -44,9 +44,9 @@ fn sent(client: &mut Client) -> Vec<(NodeId, u8)> {
 fn over_a_reliable_transport_requests_are_sent_again_when_the_link_or_the_primary_changes() {
     const REQUEST: u8 = 37;
     const RESUME: u8 = 39;
-    let options = Options {
+    let options = UnitOptions {
         reliable: true,
-        ..Options::default()
+        ..UnitOptions::default()
     };
     let late = 100 * options.retry_ns;
     let mut client = Client::new(100, options, Defects::default(), 0);
@@ -74,7 +74,7 @@ fn over_a_reliable_transport_requests_are_sent_again_when_the_link_or_the_primar
 
 #[test]
 fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
-    let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+    let mut client = Client::new(100, UnitOptions::default(), Defects::default(), 0);
     let start = EpochStart { epoch: 1, start: 0 };
     let map = UnitMap {
         version: 1,
@@ -107,7 +107,7 @@ fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
         client.fresh_until()
     };
     assert_eq!(fresh_until(1000, 0), 0);
-    let lasts = Options::default().session_ns / 100 * 95;
+    let lasts = UnitOptions::default().session_ns / 100 * 95;
     assert_eq!(fresh_until(2000, 1), 2000 + lasts);
     assert_eq!(fresh_until(3000, 0), 2000 + lasts);
 }
@@ -116,9 +116,9 @@ const BLOCK: usize = 4096;
 
 /// A client of a unit of two, with a session, keys to both and a grant of blocks 0 and 1.
 fn active() -> Client {
-    let options = Options {
+    let options = UnitOptions {
         reliable: true,
-        ..Options::default()
+        ..UnitOptions::default()
     };
     let client = Client::new(100, options, Defects::default(), 0);
     let mut client = client.with_mode(Mode::CLIENT_ACTIVE);
@@ -247,7 +247,7 @@ fn a_write_whose_link_is_lost_goes_by_message_and_its_blocks_wait_for_the_transf
     }
     assert!(has_write(&mut client));
     assert_eq!(client.granted_blocks(), free, "it may land later");
-    let late = 2 * Options::default().heartbeat_ns;
+    let late = 2 * UnitOptions::default().heartbeat_ns;
     client.handle_timeout(late);
     assert!(
         transfers(&mut client).contains(&lost),
@@ -296,7 +296,7 @@ fn a_write_that_begins_the_second_half_of_the_room_for_unconfirmed_ones_waits_fo
 
 #[test]
 fn local_reads_wait_for_writes_that_are_only_sent_and_for_a_new_primary() {
-    let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+    let mut client = Client::new(100, UnitOptions::default(), Defects::default(), 0);
     client.handle_map(0, map_of(0, 1));
     assert_eq!(client.may_read_locally(), None, "there is no session");
     client.submit(0, write(1), Acknowledge::Primary);
@@ -360,7 +360,7 @@ fn lay_out(client: &mut Client, now: u64, version: u64, number: u64) -> bool {
 
 fn hear_at(client: &mut Client, now: u64, request: u64, body: Body) {
     let envelope = Envelope {
-        cluster: Options::default().cluster,
+        cluster: UnitOptions::default().cluster,
         epoch: 1,
         session: SESSION,
         request,

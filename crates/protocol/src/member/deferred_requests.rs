@@ -11,7 +11,7 @@ use super::bounds::FETCHES_MAX;
 use super::intent::Intent;
 use super::serve::Primary;
 use super::{Member, Role};
-use crate::Options;
+use crate::UnitOptions;
 use crate::map::NodeId;
 
 /// A waiting request.
@@ -45,7 +45,7 @@ impl DeferredRequests {
 
 impl Primary {
     /// When the next one is to be served.
-    pub fn next_deferred(&self, options: &Options) -> Option<u64> {
+    pub fn next_deferred(&self, options: &UnitOptions) -> Option<u64> {
         let DeferredRequests {
             queue,
             served_at,

@@ -7,7 +7,7 @@ use crate::group::Key;
 use crate::leases::Covers;
 use crate::leases::owners::OWNED_MAX;
 
-use crate::{Defects, Member, Options};
+use crate::{Defects, Member, UnitOptions};
 
 /// A list of examples with a pattern for each: it does not compile when a variant has no row.
 macro_rules! examples {
@@ -504,7 +504,7 @@ fn messages_of_another_cluster_are_dropped() {
         lineage: vec![crate::EpochStart { epoch: 1, start: 0 }],
         image: 0,
     };
-    let options = Options::default();
+    let options = UnitOptions::default();
     let answers = |cluster| {
         let tail = Sequence::new(1, 64);
         let mut member = Member::new(

@@ -2,7 +2,7 @@
 
 use operations::{ErrorCode, WriteAt};
 use protocol::wire::{Body, Bytes, Envelope, FileId, Message, Operation, Refusal};
-use protocol::{Defects, EpochStart, Options, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Transmit, UnitMap, UnitOptions};
 
 /// A file.
 pub const FILE: FileId = FileId {
@@ -51,7 +51,7 @@ pub fn message(epoch: u32, from: u32, request: u64, body: Body) -> Bytes {
 /// A message of this session of a client.
 pub fn message_of((session, from): (u64, u32), epoch: u32, request: u64, body: Body) -> Bytes {
     let envelope = Envelope {
-        cluster: Options::default().cluster,
+        cluster: UnitOptions::default().cluster,
         epoch,
         session,
         request,

@@ -33,9 +33,9 @@ fn pool() -> (UnitPool, FileId) {
     written.expect("written");
     let file = store.inodes().attributes(&node).file(0);
     drop(Replica::from_store(store));
-    let unit = protocol::Options::default();
+    let unit = protocol::UnitOptions::default();
     let pool =
-        UnitPool::open(region, store::Options::default(), &unit).expect("opened for following");
+        UnitPool::open(region, store::PoolOptions::default(), &unit).expect("opened for following");
     (pool, file)
 }
 

@@ -16,11 +16,11 @@ pub struct Opened {
 }
 
 /// Options with which a member opens its pool.
-pub fn store_options(clock: &store::Clock) -> store::Options {
-    store::Options {
+pub fn store_options(clock: &store::Clock) -> store::PoolOptions {
+    store::PoolOptions {
         clock: clock.clone(),
         hold_freed: true,
-        ..store::Options::default()
+        ..store::PoolOptions::default()
     }
 }
 

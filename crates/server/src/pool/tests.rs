@@ -28,8 +28,8 @@ pub(crate) fn member_store(length: u64) -> (Region, Store) {
         metadata_only: false,
     };
     Replica::format_member(&region, &format, 1).expect("formatted");
-    let replica = Replica::open(region.clone(), Options::default()).expect("opened");
-    let store = replica.into_store(2, Options::default());
+    let replica = Replica::open(region.clone(), PoolOptions::default()).expect("opened");
+    let store = replica.into_store(2, PoolOptions::default());
     (region, store.expect("a store"))
 }
 

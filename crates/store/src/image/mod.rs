@@ -75,7 +75,7 @@ impl Image {
     }
 
     /// The same; with `in_caches`, only whole blocks are applied around the caches, and no parts: see
-    /// [`Options::between_system_calls`](crate::Options::between_system_calls).
+    /// [`PoolOptions::between_system_calls`](crate::PoolOptions::between_system_calls).
     pub fn with_parts_in_caches(mut self, in_caches: bool) -> Image {
         self.stream_min = if in_caches { BLOCK } else { STREAM_MIN };
         self

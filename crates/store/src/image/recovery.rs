@@ -21,7 +21,7 @@ use crate::image::Image;
 use crate::image::allocator::Allocator;
 use crate::image::deferred_frees::DeferredFrees;
 use crate::image::transaction::ReplyLocks;
-use crate::image::volume::{Options, Volume};
+use crate::image::volume::{PoolOptions, Volume};
 use crate::order::{Ordered, Rank};
 use crate::ring::CachedLines;
 use crate::ring::{Ring, RingReader, write_ring_state};
@@ -73,7 +73,7 @@ pub(crate) struct Replayed {
 ///
 /// A pool of a unit is opened in an epoch that the unit agreed on: an epoch chosen by one pool would name records that
 /// the others do not have.
-pub fn recover(region: Region, options: &Options, epoch: Option<u32>) -> Result<(Volume, i64)> {
+pub fn recover(region: Region, options: &PoolOptions, epoch: Option<u32>) -> Result<(Volume, i64)> {
     let defects = options.defects;
     let superblock = read_superblock(&region)?;
     if epoch.is_none() {

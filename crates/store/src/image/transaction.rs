@@ -1,7 +1,7 @@
 //! The context in which an operation changes files: the reply to a client's request that the record of the change carries,
 //! and the position of that record.
 //!
-//! Space that a record frees is held back by the pool ([`crate::Options::hold_freed`]), not by a transaction: one record
+//! Space that a record frees is held back by the pool ([`crate::PoolOptions::hold_freed`]), not by a transaction: one record
 //! that did otherwise would break the rule for all. A transaction has no credentials: the store checks no permissions, and
 //! the owner of a new inode is an argument.
 

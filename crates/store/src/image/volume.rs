@@ -20,7 +20,7 @@ use crate::{BLOCK, NAME_LENGTH_MAX, Statistics};
 
 /// Options for opening a pool.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct PoolOptions {
     /// Where time stamps come from.
     pub clock: Clock,
     /// The pool is one of a unit. Blocks and inodes that a record frees stay out of use until [`Volume::release_freed`]:
@@ -126,7 +126,7 @@ impl Volume {
     }
 
     /// Lets blocks and inodes be used again that records with numbers below `below` freed: every pool that counts has
-    /// these records. Without [`crate::Options::hold_freed`] nothing waits for this.
+    /// these records. Without [`crate::PoolOptions::hold_freed`] nothing waits for this.
     pub fn release_freed(&self, below: u64) {
         if let Some(frees) = &self.deferred_frees {
             frees.release(below, &self.allocator);

@@ -106,7 +106,7 @@ mod tests {
         let formatted = [1 << 20, 2 << 20].map(|length| {
             let region = Region::memory(length, false).expect("memory");
             Replica::format_member(&region, &format, 2).expect("it fits");
-            Replica::open(region, crate::Options::default()).expect("it is a pool")
+            Replica::open(region, crate::PoolOptions::default()).expect("it is a pool")
         });
         let images = formatted.each_ref().map(|replica| {
             let mut bytes = vec![0; replica.image_length() as usize];

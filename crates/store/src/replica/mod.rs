@@ -26,7 +26,7 @@ use crate::format::superblock::{
 use crate::image::Image;
 use crate::image::create::{clear_superblocks, identity, write_superblocks};
 use crate::image::recovery::{read_ring_state, read_superblock, replay};
-use crate::image::volume::{Options, check_range};
+use crate::image::volume::{PoolOptions, check_range};
 use crate::ring::CachedLines;
 use crate::ring::{Ring, write_ring_state};
 use crate::sequence::Sequence;
@@ -81,7 +81,7 @@ impl Replica {
     }
 
     /// Opens a pool to follow: replays its ring, and changes nothing else.
-    pub fn open(region: Region, options: Options) -> Result<Replica> {
+    pub fn open(region: Region, options: PoolOptions) -> Result<Replica> {
         let superblock = read_superblock(&region)?;
         let state = read_ring_state(&region)?;
         let mut image = Image::new(region.clone(), &superblock);
@@ -184,7 +184,7 @@ impl Replica {
     }
 
     /// Opens the pool for writing in this epoch, which must be higher than the tail's: ordinary recovery.
-    pub fn into_store(self, epoch: u32, options: Options) -> Result<Store> {
+    pub fn into_store(self, epoch: u32, options: PoolOptions) -> Result<Store> {
         let region = self.image.region().clone();
         drop(self);
         Store::open_in_epoch(region, epoch, options)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pmem::Region;
-use store::{FileKind, Geometry, LiveInode, NewInode, Options, Replica, Store, Transaction};
+use store::{FileKind, Geometry, LiveInode, NewInode, PoolOptions, Replica, Store, Transaction};
 
 /// A primary and a replica with the same image, and the replica's region.
 pub struct Unit {
@@ -20,8 +20,8 @@ impl Unit {
         Store::format(&region, geometry).expect("format");
         let copy = copy_of(&region);
         Unit {
-            primary: Store::open(region, Options::default()).expect("the pool opens"),
-            replica: Replica::open(copy.clone(), Options::default()).expect("the copy opens"),
+            primary: Store::open(region, PoolOptions::default()).expect("the pool opens"),
+            replica: Replica::open(copy.clone(), PoolOptions::default()).expect("the copy opens"),
             region: copy,
         }
     }

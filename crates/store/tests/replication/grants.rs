@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::common::{Unit, copy_of, create, read_all};
 use pmem::Region;
 use store::{
-    Adoption, BLOCK, CheckOptions, Error, Geometry, LiveInode, Mapped, Options, Store, Transaction,
-    WriteAt,
+    Adoption, BLOCK, CheckOptions, Error, Geometry, LiveInode, Mapped, PoolOptions, Store,
+    Transaction, WriteAt,
 };
 
 const B: u64 = BLOCK as u64;
@@ -120,7 +120,11 @@ fn granted_blocks_become_a_part_of_a_file() {
         (unit.primary.volume().tail(), vec![])
     );
     assert_clean(unit.replica.region());
-    let crashed = Store::open(copy_of(unit.primary.volume().region()), Options::default()).unwrap();
+    let crashed = Store::open(
+        copy_of(unit.primary.volume().region()),
+        PoolOptions::default(),
+    )
+    .unwrap();
     assert!(read_all(&crashed) == read_all(&unit.primary));
     // The grant has them no more.
     let error = unit

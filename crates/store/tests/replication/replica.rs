@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::common::{Unit, create, new_inode, read_all};
 use pmem::{Region, Simulation};
 use store::{
-    BLOCK, CheckOptions, Clock, Error, FileKind, Geometry, LiveInode, Options, RenameMode, Replica,
-    Sequence, Store, Transaction, WriteAt,
+    BLOCK, CheckOptions, Clock, Error, FileKind, Geometry, LiveInode, PoolOptions, RenameMode,
+    Replica, Sequence, Store, Transaction, WriteAt,
 };
 
 const POOL: u64 = 8 << 20;
@@ -104,7 +104,7 @@ fn assert_same_files(primary: &Store, region: &Region, epoch: u32) {
     let copy = crate::common::copy_of(region);
     let report = store::check(&copy, &CheckOptions::default()).unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
-    let store = Store::open_in_epoch(copy, epoch, Options::default()).unwrap();
+    let store = Store::open_in_epoch(copy, epoch, PoolOptions::default()).unwrap();
     assert!(read_all(primary) == read_all(&store));
 }
 
@@ -119,7 +119,7 @@ fn a_replica_follows() {
     assert_same_files(&unit.primary, unit.replica.region(), 100);
     // After a crash it is where it was.
     let copy = crate::common::copy_of(unit.replica.region());
-    let again = Replica::open(copy, Options::default()).unwrap();
+    let again = Replica::open(copy, PoolOptions::default()).unwrap();
     assert_eq!(again.tail(), unit.replica.tail());
 }
 
@@ -129,7 +129,7 @@ fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
     work(&unit.primary, 0);
     let region = Region::memory(POOL, false).unwrap();
     Replica::format(&region, &unit.primary.volume().superblock(), 128 << 10).unwrap();
-    let mut replica = Replica::open(region, Options::default()).unwrap();
+    let mut replica = Replica::open(region, PoolOptions::default()).unwrap();
     let mut bytes = vec![0; unit.primary.volume().image_length() as usize];
     unit.primary.volume().read_image(0, &mut bytes).unwrap();
     replica.write_image(0, &bytes).unwrap();
@@ -159,9 +159,9 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     let touched = old.touched_since(common.number).unwrap();
     assert!(!touched.is_empty());
     let epoch = common.epoch;
-    let refused = unit.replica.into_store(epoch, Options::default());
+    let refused = unit.replica.into_store(epoch, PoolOptions::default());
     assert!(matches!(refused, Err(Error::InvalidArgument(_))));
-    let store = Store::open_in_epoch(unit.region, epoch + 3, Options::default()).unwrap();
+    let store = Store::open_in_epoch(unit.region, epoch + 3, PoolOptions::default()).unwrap();
     assert_eq!(store.volume().tail().epoch, epoch + 3);
     work(&store, 1);
     // It serves the earlier contents, too.
@@ -179,7 +179,8 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     }
     old.rewind(common).unwrap();
     assert_eq!(old.tail(), common);
-    let reopened = Replica::open(crate::common::copy_of(old.region()), Options::default()).unwrap();
+    let reopened =
+        Replica::open(crate::common::copy_of(old.region()), PoolOptions::default()).unwrap();
     assert_eq!(reopened.tail(), common);
     let region = old.region().clone();
     let mut unit = Unit {
@@ -200,12 +201,12 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     let simulation = Simulation::new(1 << 20);
     Store::format(&simulation.region(), &Geometry::small()).unwrap();
     let region = crate::common::copy_of(&simulation.region());
-    let options = Options {
+    let options = PoolOptions {
         between_system_calls: true,
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let mut unit = Unit {
-        replica: Replica::open(region.clone(), Options::default()).unwrap(),
+        replica: Replica::open(region.clone(), PoolOptions::default()).unwrap(),
         primary: Store::open(simulation.region(), options).unwrap(),
         region,
     };
@@ -225,7 +226,10 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     let (number, epoch) = (file.number(), unit.replica.tail().epoch + 1);
     let mut unit = Unit {
         replica: Replica::from_store(unit.primary),
-        primary: unit.replica.into_store(epoch, Options::default()).unwrap(),
+        primary: unit
+            .replica
+            .into_store(epoch, PoolOptions::default())
+            .unwrap(),
         region: simulation.region(),
     };
     let other = create(&unit.primary, &unit.primary.root(), "other");
@@ -237,7 +241,7 @@ fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     }
     for image in simulation.moment().images(20, 1) {
         let region = Simulation::from_image(image).region();
-        let store = Store::open_in_epoch(region, epoch + 1, Options::default()).unwrap();
+        let store = Store::open_in_epoch(region, epoch + 1, PoolOptions::default()).unwrap();
         let mut found = vec![0; BLOCK];
         let file = store.inodes().node(number).unwrap();
         store.files().read(&file, 0, &mut found).unwrap();
@@ -346,7 +350,7 @@ fn any_bytes_are_survived() {
         }
         seal(&mut bad);
         let copy = crate::common::copy_of(&before);
-        let mut replica = Replica::open(copy.clone(), Options::default()).unwrap();
+        let mut replica = Replica::open(copy.clone(), PoolOptions::default()).unwrap();
         let result = match round % 2 {
             0 => replica.ingest(&bad),
             _ => replica.ingest_unverified(&bad),
@@ -355,7 +359,7 @@ fn any_bytes_are_survived() {
         let _ = replica.touched_since(tail);
         let taken = replica.tail();
         drop(replica);
-        let replica = Replica::open(copy, Options::default()).unwrap();
+        let replica = Replica::open(copy, PoolOptions::default()).unwrap();
         assert_eq!(replica.tail(), taken);
     }
 }
@@ -533,9 +537,9 @@ fn bounds_are_errors() {
 fn freed_space_waits() {
     let region = Region::memory(4 << 20, false).unwrap();
     Store::format(&region, &Geometry::small()).unwrap();
-    let options = Options {
+    let options = PoolOptions {
         hold_freed: true,
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let store = Store::open(region, options).unwrap();
     let root = store.root();
@@ -564,9 +568,9 @@ fn freed_space_waits() {
 fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
     const HOUR_NS: i64 = 3_600_000_000_000;
     let behind = || Clock::Manual(Arc::new((Clock::System.now_ns() - HOUR_NS).into()));
-    let options = || Options {
+    let options = || PoolOptions {
         clock: behind(),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     for has_records in [true, false] {
         let mut unit = Unit::new(POOL, &Geometry::small());
@@ -582,7 +586,7 @@ fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
             let store = replica.into_store(tail.epoch + 1, options()).unwrap();
             store.close().unwrap();
             drop(store);
-            replica = Replica::open(unit.region.clone(), Options::default()).unwrap();
+            replica = Replica::open(unit.region.clone(), PoolOptions::default()).unwrap();
         }
         let store = replica.into_store(tail.epoch + 2, options()).unwrap();
         let file = create(&store, &store.root(), "after");

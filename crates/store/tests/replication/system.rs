@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::common::{copy_of, create, new_inode};
 use pmem::Region;
 use store::{
-    BLOCK, CheckOptions, Error, Fallocate, FileKind, Geometry, LiveInode, Options, ROOT,
+    BLOCK, CheckOptions, Error, Fallocate, FileKind, Geometry, LiveInode, PoolOptions, ROOT,
     RenameMode, Reply, SYSTEM, Store, Transaction, WriteAt,
 };
 
 fn pool() -> (Region, Store) {
     let region = Region::memory(4 << 20, false).unwrap();
     Store::format(&region, &Geometry::small()).unwrap();
-    let store = Store::open(region.clone(), Options::default()).unwrap();
+    let store = Store::open(region.clone(), PoolOptions::default()).unwrap();
     (region, store)
 }
 
@@ -84,7 +84,7 @@ fn no_path_leads_to_the_system_directory() {
     );
     assert_clean(&region);
     drop(store);
-    let store = Store::open(region.clone(), Options::default()).unwrap();
+    let store = Store::open(region.clone(), PoolOptions::default()).unwrap();
     let file = store.names().lookup(&store.system(), b"sessions").unwrap();
     let mut bytes = [0; 4];
     store.files().read(&file, 0, &mut bytes).unwrap();
@@ -95,7 +95,7 @@ fn no_path_leads_to_the_system_directory() {
 /// The reply's bytes as they are after a crash now.
 fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     assert_clean(region);
-    let store = Store::open(copy_of(region), Options::default()).unwrap();
+    let store = Store::open(copy_of(region), PoolOptions::default()).unwrap();
     let file = store.names().lookup(&store.system(), b"replies").unwrap();
     let mut bytes = [0; 64];
     store.files().read(&file, offset, &mut bytes).unwrap();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    Access, Event, Export, Failure, Key, Options, Refusal, RegionDescriptor, Registration,
+    Access, Event, Export, Failure, Key, QueueOptions, Refusal, RegionDescriptor, Registration,
     RemoteRegion, Source, Work, WorkRequest,
 };
 use pmem::Region;
@@ -62,8 +62,8 @@ struct Worker {
 
 impl Worker {
     fn new() -> Worker {
-        let (near, device) = (End::new("rxe1", Options::default()), open("rxe2"));
-        let far = End::over(&device, Options::default());
+        let (near, device) = (End::new("rxe1", QueueOptions::default()), open("rxe2"));
+        let far = End::over(&device, QueueOptions::default());
         let region = Region::memory(4096, false).unwrap();
         Worker {
             near,
@@ -252,7 +252,7 @@ fn goes_on(trouble: impl Fn(&mut Worker), heal: impl Fn(), expected: Failure) {
 /// The receiver's adapter had all successful requests; the receiver itself has reported those that it had.
 fn died() {
     let mut victim = Victim::start();
-    let mut near = End::new("rxe1", Options::default());
+    let mut near = End::new("rxe1", QueueOptions::default());
     victim.join(&mut near);
     let mut posted = Vec::new();
     for number in WORK {
@@ -308,11 +308,11 @@ fn post_number(near: &mut End, number: u64, posted: &mut Vec<u64>) {
 fn told_first() {
     const ENDPOINTS: usize = 24;
     let (device, mut far) = (open("rxe2"), Vec::new());
-    let options = Options {
+    let options = QueueOptions {
         spin_max: Duration::ZERO,
-        ..Options::default()
+        ..QueueOptions::default()
     };
-    let one = Options {
+    let one = QueueOptions {
         endpoints: 1,
         ..options
     };

@@ -10,8 +10,8 @@ use crate::{Cases, open};
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::verbs::Verbs;
 use fabric::{
-    Access, Device, EndpointId, Error, Event, Export, Failure, GroupAddress, GroupId, Key, Options,
-    Parameters, Peer, Queue, RegionDescriptor, Role, Source, Work, WorkRequest,
+    Access, Device, EndpointId, Error, Event, Export, Failure, GroupAddress, GroupId, Key,
+    Parameters, Peer, Queue, QueueOptions, RegionDescriptor, Role, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -53,11 +53,11 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(device: &str, options: Options) -> End {
+    pub fn new(device: &str, options: QueueOptions) -> End {
         End::over(&open(device), options)
     }
 
-    pub fn over(device: &Verbs, options: Options) -> End {
+    pub fn over(device: &Verbs, options: QueueOptions) -> End {
         let mut queue = Queue::open(device, options).unwrap();
         let (id, parameters) = queue.offer().unwrap();
         End {
@@ -125,11 +125,11 @@ impl End {
     }
 }
 
-fn pair(near: Options, far: Options) -> (End, End) {
+fn pair(near: QueueOptions, far: QueueOptions) -> (End, End) {
     try_pair(near, far).unwrap()
 }
 
-fn try_pair(near: Options, far: Options) -> Result<(End, End), Error> {
+fn try_pair(near: QueueOptions, far: QueueOptions) -> Result<(End, End), Error> {
     let (mut near, mut far) = (End::new("rxe1", near), End::new("rxe2", far));
     join(&mut near, &mut far)?;
     Ok((near, far))
@@ -140,10 +140,10 @@ pub fn join(near: &mut End, far: &mut End) -> Result<(), Error> {
     near.accept(Role::Dialer, far.parameters.take().unwrap())
 }
 
-fn sleepy() -> Options {
-    Options {
+fn sleepy() -> QueueOptions {
+    QueueOptions {
         spin_max: Duration::ZERO,
-        ..Options::default()
+        ..QueueOptions::default()
     }
 }
 
@@ -240,7 +240,7 @@ impl Drop for Victim {
 
 /// The other process: sends its parameters, and polls.
 pub fn victim() {
-    let mut far = End::new("rxe2", Options::default());
+    let mut far = End::new("rxe2", QueueOptions::default());
     println!("{}", to_hex(&far.parameters.take().unwrap().bytes));
     let mut lines = std::io::stdin().lines();
     let bytes = from_hex(&lines.next().unwrap().unwrap());

@@ -10,8 +10,8 @@ use connections::control::{self, Address, Identity, Listener, Local, Note, PeerS
 use connections::keys;
 use connections::transports::{Transports, Wanted};
 use fabric::{
-    Access, EndpointId, Event, Failure, GroupAddress, GroupId, Options, Origin, Provider, Queue,
-    Registration, RemoteRegion, Source, Work, WorkRequest,
+    Access, EndpointId, Event, Failure, GroupAddress, GroupId, Origin, Provider, Queue,
+    QueueOptions, Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 use pmem::Region;
 
@@ -73,9 +73,9 @@ impl Joined {
 impl Guest {
     fn new(name: &str) -> Guest {
         let wanted = Wanted {
-            queues: Options {
+            queues: QueueOptions {
                 spin_max: Duration::ZERO,
-                ..Options::default()
+                ..QueueOptions::default()
             },
             ..Wanted::default()
         };

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use fabric::{
-    EndpointId, Event, Failure, Options, Parameters, Peer, Queue, Role, Source, Work, WorkRequest,
+    EndpointId, Event, Failure, Parameters, Peer, Queue, QueueOptions, Role, Source, Work,
+    WorkRequest,
 };
 use verbs::{Data, Patience, Receive, Remote, Verb};
 
@@ -153,10 +154,10 @@ fn peer(parameters: Parameters) -> Peer {
 
 impl Target {
     fn new() -> Target {
-        let options = Options {
+        let options = QueueOptions {
             window: 8,
             message_bytes: 4000,
-            ..Options::default()
+            ..QueueOptions::default()
         };
         let mut queue = Queue::open(&open("rxe2"), options).unwrap();
         let mut honest = Queue::open(&open("rxe1"), options).unwrap();

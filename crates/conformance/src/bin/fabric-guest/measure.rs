@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use fabric::{
-    Access, Event, GroupAddress, GroupId, Options, Queue, Registration, Remote, Source, Work,
+    Access, Event, GroupAddress, GroupId, Queue, QueueOptions, Registration, Remote, Source, Work,
     WorkRequest,
 };
 use verbs::Verb;
@@ -80,7 +80,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(setup: &dyn Setup, options: Options) -> Ends {
+    fn new(setup: &dyn Setup, options: QueueOptions) -> Ends {
         let pair = Pair::with(setup, options, options);
         let near = pair.near.memory(raw::LENGTH, Access::ALL);
         let far = pair.far.memory(raw::LENGTH, Access::ALL);
@@ -118,7 +118,7 @@ fn finish(end: &mut RawEnd, count: u64) {
 
 /// Cost of a poll that finds nothing.
 fn looks(setup: &dyn Setup) {
-    let mut ends = Ends::new(setup, Options::default());
+    let mut ends = Ends::new(setup, QueueOptions::default());
     let (mut near, _far) = raw::connected();
     let mut events = Vec::new();
     let mut tako = |count| {
@@ -137,7 +137,7 @@ fn looks(setup: &dyn Setup) {
 }
 
 fn reads(setup: &dyn Setup) {
-    let mut ends = Ends::new(setup, Options::default());
+    let mut ends = Ends::new(setup, QueueOptions::default());
     let (mut near, far) = raw::connected();
     let from = ends.remote();
     let memory = ends.near.clone();
@@ -167,7 +167,7 @@ fn reads(setup: &dyn Setup) {
 }
 
 fn pings(setup: &dyn Setup) {
-    let mut ends = Ends::new(setup, Options::default());
+    let mut ends = Ends::new(setup, QueueOptions::default());
     let there = ends.remote();
     let pair = &mut ends.pair;
     let export = pair.near.queue.export(pair.to_far, &ends.near).unwrap();
@@ -265,7 +265,7 @@ fn writes(
     const PAIRS: usize = 5;
     const ROUNDS: usize = 5 * PAIRS;
     let mut pairs: Vec<_> = (0..PAIRS)
-        .map(|_| (Ends::new(setup, Options::default()), raw::connected()))
+        .map(|_| (Ends::new(setup, QueueOptions::default()), raw::connected()))
         .collect();
     let (mut ends, mut raws): (Vec<_>, Vec<_>) = pairs.drain(..).unzip();
     let mut tako = |count| {
@@ -301,10 +301,10 @@ fn writes(
 }
 
 fn signals(setup: &dyn Setup) {
-    let options = |signal_every| Options {
+    let options = |signal_every| QueueOptions {
         signal_every,
         outstanding: 128,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let way = |signal_every| {
         let mut ends = Ends::new(setup, options(signal_every));
@@ -346,7 +346,7 @@ fn signals(setup: &dyn Setup) {
 
 fn inline(setup: &dyn Setup) {
     let way = |by_value: bool| {
-        let mut ends = Ends::new(setup, Options::default());
+        let mut ends = Ends::new(setup, QueueOptions::default());
         move |count| {
             let memory = ends.near.clone();
             for id in 0..count {
@@ -377,9 +377,9 @@ fn inline(setup: &dyn Setup) {
 
 fn multicast(setup: &dyn Setup) {
     const GROUP: GroupId = GroupId(1);
-    let mut sender = Side::new(setup, Options::default());
+    let mut sender = Side::new(setup, QueueOptions::default());
     let mut receivers: Vec<Side> = (0..3)
-        .map(|_| Side::new(setup, Options::default()))
+        .map(|_| Side::new(setup, QueueOptions::default()))
         .collect();
     let address = GroupAddress {
         listens: true,
@@ -434,10 +434,10 @@ fn multicast(setup: &dyn Setup) {
 
 /// Up to which size a payload should travel in its message ([`fabric::Capabilities::in_message_bytes`]).
 fn payloads(setup: &dyn Setup) {
-    let options = Options {
+    let options = QueueOptions {
         endpoints: 1,
         message_bytes: 64 << 10,
-        ..Options::default()
+        ..QueueOptions::default()
     };
     let way = |length: u32, in_message: bool| {
         let mut ends = Ends::new(setup, options);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use pmem::Region;
 
 use fabric::{
-    Access, Capabilities, Copies, Device, EndpointId, Error, Export, Limits, Multicast, Options,
-    Order, Parameters, Peer, Piece, Placement, Proof, Proves, Provider, Queue, Registration,
+    Access, Capabilities, Copies, Device, EndpointId, Error, Export, Limits, Multicast, Order,
+    Parameters, Peer, Piece, Placement, Proof, Proves, Provider, Queue, QueueOptions, Registration,
     Report, Request, Role, Supply, Table, Transport,
 };
 
@@ -50,13 +50,13 @@ impl Fake {
     }
 
     pub fn queue(&self) -> Queue {
-        let options = Options {
+        let options = QueueOptions {
             endpoints: 4,
             window: 1,
             message_bytes: 64,
             outstanding: 1,
             group_buffers: 0,
-            ..Options::default()
+            ..QueueOptions::default()
         };
         Queue::open(self, options).unwrap()
     }

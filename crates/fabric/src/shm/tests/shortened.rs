@@ -77,7 +77,7 @@ fn a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process() {
     }
     let test = "shm::tests::shortened::a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process";
     let mut other = Other::start(test);
-    let mut third = Queue::open(&device, Options::default()).unwrap();
+    let mut third = Queue::open(&device, QueueOptions::default()).unwrap();
     let (to_third, _) = join(&mut queue, &mut third);
     let own = Region::memory(BYTES, false).unwrap();
     let own = device.register(&own, Access::LOCAL).unwrap();

@@ -3,7 +3,7 @@
 use operations::Bytes;
 
 use super::{Client, Ticket};
-use crate::Options;
+use crate::UnitOptions;
 use crate::defects::Defect;
 use crate::map::NodeId;
 
@@ -71,7 +71,7 @@ pub(in crate::client) struct UnderWay {
 
 impl UnderWay {
     /// When it is sent again, or given up.
-    pub fn due(&self, options: &Options) -> u64 {
+    pub fn due(&self, options: &UnitOptions) -> u64 {
         let pause = match self.is_given_up || options.reliable {
             true => options.heartbeat_ns,
             false => options.retry_ns,

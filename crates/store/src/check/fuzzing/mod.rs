@@ -24,7 +24,7 @@ use crate::image::volume::Volume;
 use crate::inode::tree::parse_node;
 use crate::names::directory::{check_name, leaf_entries, parse_leaf};
 use crate::ring::CachedLines;
-use crate::{BLOCK, Clock, Error, Options, Store, Transaction, repair};
+use crate::{BLOCK, Clock, Error, PoolOptions, Store, Transaction, repair};
 
 /// The context of a change in a pool that this process alone uses.
 fn embedded() -> Transaction<'static> {
@@ -93,9 +93,9 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
     let report = check(&region, &CheckOptions::default());
     let is_clean = report.as_ref().is_ok_and(Report::is_clean);
     region.write(0, bytes);
-    let options = || Options {
+    let options = || PoolOptions {
         clock: Clock::Manual(Default::default()),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     match Store::open(region.clone(), options()) {
         Ok(store) => work::use_store(&store, is_clean),
@@ -120,7 +120,7 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
 pub fn record(body: &[u8]) {
     let region =
         SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
-    let Ok((Volume { image, .. }, _)) = recover(region, &Options::default(), None) else {
+    let Ok((Volume { image, .. }, _)) = recover(region, &PoolOptions::default(), None) else {
         return;
     };
     /// Contents of the whole blocks behind the operations that name them.

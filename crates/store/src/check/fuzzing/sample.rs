@@ -10,8 +10,8 @@ use super::embedded;
 use crate::format::superblock::SUPERBLOCKS;
 use crate::inode::acl::{ACCESS, DEFAULT};
 use crate::{
-    Clock, Fallocate, FileKind, Geometry, LiveInode, NewInode, Options, ROOT, RenameMode, SYSTEM,
-    SetAttributes, Store, WriteAt, XattrMode,
+    Clock, Fallocate, FileKind, Geometry, LiveInode, NewInode, PoolOptions, ROOT, RenameMode,
+    SYSTEM, SetAttributes, Store, WriteAt, XattrMode,
 };
 
 /// Bytes of a sample.
@@ -49,9 +49,9 @@ pub fn sample(which: Sample) -> Vec<u8> {
     };
     Store::format(&region, &geometry).expect("the pool is large enough");
     forget_chance(&region);
-    let options = Options {
+    let options = PoolOptions {
         clock: Clock::Manual(Default::default()),
-        ..Options::default()
+        ..PoolOptions::default()
     };
     let store = Store::open(region.clone(), options).expect("a new pool opens");
     fill(&store)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use super::*;
 use crate::format::record::{HEADER, MAGIC};
-use crate::{FileKind, Geometry, LiveInode, Options, Store};
+use crate::{FileKind, Geometry, LiveInode, PoolOptions, Store};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.
 const ALL: u8 = u8::MAX;
@@ -43,7 +43,7 @@ fn random(state: &mut u64, bound: u64) -> u64 {
 
 /// All that a user can see of a pool.
 fn tree(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, String>> {
-    let store = Store::open(region_with(bytes), Options::default())?;
+    let store = Store::open(region_with(bytes), PoolOptions::default())?;
     let mut found = BTreeMap::new();
     let mut left = vec![(Vec::new(), store.root())];
     while let Some((path, node)) = left.pop() {

@@ -59,7 +59,7 @@ fn new_inode(kind: FileKind) -> NewInode<'static> {
 fn memory_pool(length: u64, geometry: &Geometry) -> (Region, Store) {
     let region = Region::memory(length, false).unwrap();
     Store::format(&region, geometry).unwrap();
-    let store = Store::open(region.clone(), Options::default()).unwrap();
+    let store = Store::open(region.clone(), PoolOptions::default()).unwrap();
     (region, store)
 }
 
@@ -140,7 +140,7 @@ struct Work {
 
 impl Work {
     fn open(region: &Region, state: u64) -> Work {
-        let store = Store::open(region.clone(), Options::default()).unwrap();
+        let store = Store::open(region.clone(), PoolOptions::default()).unwrap();
         let directories = vec![store.root()];
         Work {
             store,

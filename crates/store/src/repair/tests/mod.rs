@@ -4,7 +4,9 @@ use super::*;
 use crate::check::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 use crate::format::superblock::{RING_STATES, SUPERBLOCKS};
 use crate::format::{directory, extent};
-use crate::{BLOCK, Error, Geometry, LiveInode, NewInode, Options, Store, Transaction, WriteAt};
+use crate::{
+    BLOCK, Error, Geometry, LiveInode, NewInode, PoolOptions, Store, Transaction, WriteAt,
+};
 
 fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.length() as usize];
@@ -23,7 +25,7 @@ fn pool(work: impl FnOnce(&Store)) -> Region {
 }
 
 fn open(region: &Region) -> Store {
-    Store::open(region.clone(), Options::default()).unwrap()
+    Store::open(region.clone(), PoolOptions::default()).unwrap()
 }
 
 fn create(store: &Store, at: &std::sync::Arc<LiveInode>, name: &str) -> std::sync::Arc<LiveInode> {
