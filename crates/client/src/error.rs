@@ -26,6 +26,14 @@ pub enum Cause {
     /// The cluster gave no answer.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// The session has ended before the cluster had all writes that were answered early.
+    #[error(
+        "writes to {files} file(s) that were answered early are lost: the cluster did not take them in time; write these files again"
+    )]
+    Lost {
+        /// Number of files of which writes are lost that neither fsync nor close has reported.
+        files: usize,
+    },
     /// Two files of one call belong to different file systems.
     #[error("the files are in different file systems; copy instead")]
     OtherFileSystem,
@@ -103,7 +111,7 @@ impl Error {
             Cause::Store(error) => code_errno(error.code()),
             Cause::Refused(code) => code_errno(*code),
             Cause::Request(RequestError::Interrupted) => libc::EINTR,
-            Cause::Request(_) => libc::EIO,
+            Cause::Request(_) | Cause::Lost { .. } => libc::EIO,
             Cause::OtherFileSystem => libc::EXDEV,
             Cause::NotEmbedded => libc::EOPNOTSUPP,
             Cause::Region(error) => region_errno(error),

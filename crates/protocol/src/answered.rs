@@ -327,6 +327,18 @@ impl Answered {
         due.map(|it| it.file).collect()
     }
 
+    /// Files with writes that the primary may not have.
+    pub fn all_unsent(&self) -> Vec<FileId> {
+        let unsent = self.files.values().filter(|it| it.is_unsent());
+        unsent.map(|it| it.file).collect()
+    }
+
+    /// Number of files of which writes are lost, or may be, that neither fsync nor close has reported.
+    pub fn unreported(&self) -> usize {
+        let is_lost = |it: &&File| it.is_unsent() || it.error.is_some() && !it.is_reported;
+        self.files.values().filter(is_lost).count()
+    }
+
     /// When the oldest write was answered that is not being sent.
     pub fn oldest(&self) -> Option<u64> {
         let unsent = self.files.values();
@@ -497,8 +509,15 @@ mod tests {
         answered.granted(FILE, owned(7, 100), 0);
         assert!(answered.write(1, FILE, 0, b"lost", None));
         assert_eq!(answered.session_over(4), []);
+        assert_eq!(
+            (answered.all_unsent(), answered.unreported()),
+            (vec![FILE], 1)
+        );
         assert_eq!(answered.session_over(3), [FILE]);
         assert!(!answered.is_unsent(FILE) && answered.bytes() == 0);
+        assert_eq!((answered.all_unsent(), answered.unreported()), (vec![], 1));
+        assert_eq!(answered.report_error(FILE), Some(ErrorCode::SessionEnded));
+        assert_eq!(answered.unreported(), 0, "a close has reported it");
         assert_eq!(answered.take_error(FILE), Some(ErrorCode::SessionEnded));
         answered.forget_ended(100);
         assert!(answered.files.is_empty());

@@ -51,11 +51,16 @@ impl Mount {
     }
 
     fn with(cluster: &Cluster, name: &str, options: &str) -> Mount {
+        Mount::logging(cluster, name, options, Stdio::inherit())
+    }
+
+    /// A mount with this log.
+    fn logging(cluster: &Cluster, name: &str, options: &str, log: Stdio) -> Mount {
         let directory = cluster.scratch.path(name);
         fs::create_dir(&directory).expect("a directory");
         let arguments = ["mount", "--foreground", "-o", options, "tako:///c"];
         let mut command = cluster.command(&[&arguments[..], &[&directory]].concat());
-        let mut child = common::start(command.stdout(Stdio::piped()));
+        let mut child = common::start(command.stdout(Stdio::piped()).stderr(log));
         let stdout = child.stdout.take().expect("a pipe");
         let mount = Mount {
             directory: directory.into(),

@@ -1,16 +1,20 @@
 //! Mounts that answer writes early, under leases for writing.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Instant;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 
 use super::{Mount, cluster, messages, size};
 use crate::nodes::{PATIENCE, kill};
-use crate::primary;
+use crate::{common, primary};
 
 const OPTIONS: &str = "ack=primary,cache=writeback";
 
@@ -150,8 +154,8 @@ fn answered_writes_outlive_the_primary() {
 fn a_stopped_owner_delays_others_and_reports_what_is_lost() {
     const ATTEMPTS: usize = 20;
     let cluster = cluster();
-    let (stopped, other) = (
-        Mount::with(&cluster, "a", OPTIONS),
+    let (mut stopped, other) = (
+        Mount::logging(&cluster, "a", OPTIONS, Stdio::piped()),
         Mount::new(&cluster, "b"),
     );
     let has_lost = (0..ATTEMPTS).any(|round| {
@@ -180,9 +184,120 @@ fn a_stopped_owner_delays_others_and_reports_what_is_lost() {
     assert!(has_lost, "all was sent before the mount was stopped");
     let file = open(&stopped.path("killed"));
     write_parts(&file, &b"answered early ".repeat(50), 0);
+    let stderr = stopped.child.stderr.take();
     drop(stopped);
+    let (mut log, mut stderr) = (String::new(), stderr.expect("a pipe"));
+    stderr.read_to_string(&mut log).expect("a log");
+    assert!(
+        log.contains("writes to 1 file(s) that were answered early are lost"),
+        "{log}"
+    );
     let start = Instant::now();
     fs::write(other.path("killed"), "new text").expect("a write");
     assert_eq!(fs::read(other.path("killed")).expect("a read"), b"new text");
     assert!(start.elapsed() < PATIENCE);
+}
+
+/// Writes a line of its input to the file, and says so.
+const WRITER: &str = "
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+for line in iter(sys.stdin.readline, ''):
+    os.pwrite(file, line.encode(), 0)
+    print('done', flush=True)
+";
+
+/// Exit code and log of a mount that ends without its cluster, if it had answered a write that no node has.
+fn end_without_nodes() -> Option<(Option<i32>, String)> {
+    let cluster = cluster();
+    let mut mount = Mount::logging(&cluster, "a", OPTIONS, Stdio::piped());
+    let status = cluster.status();
+    let mut python = Command::new("python3");
+    python.args(["-c", WRITER]).arg(mount.path("file"));
+    let mut writer = common::start(python.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let stdout = BufReader::new(writer.stdout.take().expect("a pipe"));
+    let (say, answers) = channel();
+    thread::spawn(move || {
+        // The test may not wait any more.
+        let mut lines = stdout.lines().map_while(Result::ok);
+        lines.all(|line| say.send(line).is_ok())
+    });
+    let mut stdin = writer.stdin.take().expect("a pipe");
+    let mut write = |within: Duration| {
+        writeln!(stdin, "text").expect("it runs");
+        answers.recv_timeout(within).is_ok()
+    };
+    let is_prepared = (0..5).all(|_| write(PATIENCE));
+    for node in status["nodes"].as_array().expect("nodes") {
+        kill(node, Signal::KILL);
+    }
+    // Longer than the lease lasts.
+    let is_answered = write(Duration::from_secs(3));
+    // The close of the writer waits for the cluster, whatever happens to it, until the mount ends by force.
+    let mut umount = Command::new("umount");
+    let forced = common::run(umount.args(["-f", "-l"]).arg(&mount.directory));
+    assert!(forced.status.success(), "{forced:?}");
+    writer.kill().expect("it was not waited for");
+    writer.wait().expect("it has ended");
+    let code = mount.child.wait().expect("it ends").code();
+    let (mut log, mut stderr) = (String::new(), mount.child.stderr.take().expect("a pipe"));
+    stderr.read_to_string(&mut log).expect("a log");
+    (is_prepared && is_answered).then_some((code, log))
+}
+
+/// The lease may end before the write that no node gets: then it is tried again.
+#[test]
+fn a_mount_that_ends_reports_answered_writes_that_no_node_has() {
+    const ATTEMPTS: usize = 5;
+    let ended = (0..ATTEMPTS).find_map(|_| end_without_nodes());
+    let (code, log) = ended.expect("a write is answered early");
+    assert_eq!(code, Some(1), "{log}");
+    let expected = "writes to 1 file(s) that were answered early are lost";
+    assert_eq!(log.matches(expected).count(), 2, "{log}");
+}
+
+/// Locks a file, writes more than the cluster has room for, closes the file, and goes on.
+const FILLER: &str = "
+import errno, fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.lockf(file, fcntl.LOCK_EX, 1)
+try:
+    for at in range(1000): os.pwrite(file, bytes(65536), at * 65536)
+except OSError as error: print(errno.errorcode[error.errno], flush=True)
+try: os.close(file)
+except OSError as error: print(errno.errorcode[error.errno], flush=True)
+else: print('closed', flush=True)
+sys.stdin.read()
+";
+
+/// Whether a write was lost after it was answered depends on the lease: it is tried until one was.
+#[test]
+fn a_close_that_reports_a_lost_write_releases_its_locks() {
+    const ATTEMPTS: usize = 10;
+    let cluster = cluster();
+    let (one, two) = (
+        Mount::with(&cluster, "a", OPTIONS),
+        Mount::new(&cluster, "b"),
+    );
+    let has_lost = (0..ATTEMPTS).any(|round| {
+        let name = format!("file{round}");
+        let mut python = Command::new("python3");
+        python.args(["-c", FILLER]).arg(one.path(&name));
+        let mut filler = common::start(python.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let stdout = BufReader::new(filler.stdout.take().expect("a pipe"));
+        let mut lines = stdout.lines().map(|line| line.expect("a line"));
+        assert_eq!(lines.next().as_deref(), Some("ENOSPC"));
+        let closed = lines.next().expect("it closes the file");
+        let file = open(&two.path(&name));
+        fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).expect("the lock is free");
+        drop(file);
+        drop(filler.stdin.take());
+        assert!(filler.wait().expect("it ends").success());
+        fs::remove_file(two.path(&name)).expect("an unlink");
+        closed == "ENOSPC"
+    });
+    assert!(
+        has_lost,
+        "no write was answered that the cluster has no room for"
+    );
 }

@@ -38,7 +38,8 @@ use table::Table;
 
 /// Bits of an inode number below the unit.
 const UNIT_SHIFT: u32 = 48;
-/// Greatest time for the end of a session.
+/// Greatest time for the end of a session: with and without answered writes that the cluster lacks. A takeover may come first.
+const SEND_WITHIN: Duration = Duration::from_secs(10);
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// Bytes of a page of a directory that is asked for.
 const PAGE_LENGTH: u32 = 64 << 10;
@@ -166,29 +167,39 @@ impl Remote {
     }
 
     /// Ends the session in good order, if the cluster is reachable. Otherwise it ends the session by itself, later.
+    ///
+    /// # Errors
+    /// Writes that were answered early are lost, and no other call has reported it.
     pub(super) fn close(&self) -> Result<()> {
+        let behind = self.0.behind.get();
+        let within = match behind.is_some_and(|it| it.has_unsent()) {
+            true => SEND_WITHIN,
+            false => CLOSE_WITHIN,
+        };
         let interrupt = Interrupt::default();
         let (done, is_done) = mpsc::channel::<()>();
         let limit = interrupt.clone();
         let timer = thread::Builder::new().name("tako-close".into());
         let timer = timer.spawn(move || {
-            if is_done.recv_timeout(CLOSE_WITHIN) == Err(RecvTimeoutError::Timeout) {
+            if is_done.recv_timeout(within) == Err(RecvTimeoutError::Timeout) {
                 limit.interrupt();
             }
         });
         let closed = match timer.is_ok() {
             true => interrupt.scope(|| {
-                self.0.behind.get().map_or(Ok(()), |it| it.send_all())?;
+                behind.map_or(Ok(()), |it| it.send_all())?;
                 self.call(Operation::CloseSession).map(drop)
             }),
             false => Ok(()),
         };
         drop(done);
-        if let Some(behind) = self.0.behind.get() {
+        if let Some(behind) = behind {
             behind.end();
         }
         self.0.requests.end();
+        let files = behind.map_or(0, |it| it.join());
         match closed {
+            _ if files > 0 => Err(Cause::Lost { files }),
             Err(Cause::Request(_)) => Ok(()),
             result => result,
         }

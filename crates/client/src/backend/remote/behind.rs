@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use operations::{Acknowledge, ErrorCode, FileId, WriteAt, Written};
@@ -54,6 +54,7 @@ pub(crate) struct Behind {
     work: Condvar,
     /// Something was sent.
     sent: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -96,10 +97,11 @@ impl Behind {
             state: Mutex::default(),
             work: Condvar::new(),
             sent: Condvar::new(),
+            thread: Mutex::default(),
         });
         let thread = thread::Builder::new().name("tako-writes".into());
         let own = behind.clone();
-        thread.spawn(move || own.run())?;
+        *behind.thread.lock() = Some(thread.spawn(move || own.run())?);
         Ok(behind)
     }
 
@@ -289,8 +291,13 @@ impl Behind {
 
     /// Waits until the cluster has everything.
     pub(super) fn send_all(&self) -> Result<()> {
-        let files = self.state.lock().answered.due(None);
+        let files = self.state.lock().answered.all_unsent();
         files.into_iter().try_for_each(|file| self.send(file))
+    }
+
+    /// Whether the cluster may lack answered writes.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.state.lock().answered.all_unsent().is_empty()
     }
 
     /// Sends what is left. The thread ends, and every later write is executed by the cluster.
@@ -299,6 +306,16 @@ impl Behind {
         state.is_ended = true;
         self.work.notify_one();
         self.sent.notify_all();
+    }
+
+    /// Waits for the thread after [`Behind::end`], when requests have ended, too. Returns the number of files of which answered
+    /// writes are lost that neither fsync nor close has reported.
+    pub(super) fn join(&self) -> usize {
+        if let Some(thread) = self.thread.lock().take() {
+            // After a panic of the thread its files are unsent.
+            let _ = thread.join();
+        }
+        self.state.lock().answered.unreported()
     }
 
     fn run(&self) {
@@ -379,8 +396,12 @@ impl Behind {
                     ErrorCode::SessionEnded => "the session with the cluster has ended".to_owned(),
                     _ => error.to_string(),
                 };
+                let then = match state.is_ended {
+                    false => "the next fsync or close of each file reports it",
+                    true => "write these files again",
+                };
                 (self.report)(&format!(
-                    "writes to {count} file(s) that were answered early are lost: {why}; the next fsync or close of each file reports it"
+                    "writes to {count} file(s) that were answered early are lost: {why}; {then}"
                 ));
             }
         }
@@ -408,5 +429,146 @@ impl State {
             .filter_map(|file| Some((file, answered.take(file, SENT_AT_ONCE)?)))
             .take(FILES_AT_ONCE)
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use operations::{Operation, Outcome};
+
+    use super::*;
+    use crate::requests::Owning;
+    use crate::{HoldsSource, Started};
+
+    const FILE: FileId = FileId {
+        unit: 0,
+        inode: 7,
+        generation: 1,
+    };
+
+    /// A primary that grants each file, and executes answered writes when it is told to.
+    #[derive(Default)]
+    struct Primary {
+        is_open: Mutex<bool>,
+        opened: Condvar,
+        /// Bytes of answered writes that it has executed.
+        executed: Mutex<usize>,
+    }
+
+    impl Primary {
+        fn open(&self) {
+            *self.is_open.lock() = true;
+            self.opened.notify_all();
+        }
+    }
+
+    impl Requests for Primary {
+        fn call(
+            &self,
+            operation: Operation,
+            _: Acknowledge,
+        ) -> std::result::Result<Outcome, RequestError> {
+            panic!("{operation:?}")
+        }
+
+        fn start(&self, operation: Operation, _: Acknowledge) -> Started {
+            panic!("{operation:?}")
+        }
+
+        fn call_all_in(&self, _: u64, writes: Vec<Operation>, _: Acknowledge) -> Vec<Owning> {
+            let mut is_open = self.is_open.lock();
+            while !*is_open {
+                self.opened.wait(&mut is_open);
+            }
+            let length = |write: &Operation| match write {
+                Operation::Write { data, .. } => data.len(),
+                other => panic!("{other:?}"),
+            };
+            *self.executed.lock() += writes.iter().map(length).sum::<usize>();
+            writes.iter().map(|_| Ok((Outcome::done(), None))).collect()
+        }
+
+        fn set_holds(&self, _: HoldsSource) {}
+
+        fn end(&self) {
+            self.open();
+        }
+    }
+
+    fn owner(requests: &Arc<Primary>) -> Arc<Behind> {
+        let report: Report = Box::new(|sentence| panic!("{sentence}"));
+        let cache = Arc::new(Cache::new());
+        let behind = Behind::start(requests.clone(), Acknowledge::Primary, cache, report);
+        let behind = behind.expect("a thread");
+        let ownership = Ownership {
+            session: 3,
+            number: (1, 1),
+            until: u64::MAX,
+        };
+        let written = Written {
+            offset: 0,
+            length: 0,
+        };
+        behind.granted(FILE, Some(ownership), &written);
+        behind
+    }
+
+    fn write(behind: &Behind, number: usize) {
+        let at = WriteAt::Offset((number * WRITE_MAX) as u64);
+        let written = behind.write(FILE, at, &[1; WRITE_MAX], None);
+        assert!(written.expect("no error").is_ok(), "it is answered early");
+    }
+
+    #[test]
+    fn answered_writes_that_are_not_sent_are_bounded() {
+        const WRITES: usize = BYTES_MAX / WRITE_MAX;
+        let requests = Arc::<Primary>::default();
+        let behind = owner(&requests);
+        let (note, noted) = channel();
+        thread::scope(|scope| {
+            let behind = &behind;
+            let writer = scope.spawn(move || {
+                for number in 0..WRITES + 100 {
+                    write(behind, number);
+                    assert!(behind.state.lock().answered.bytes() <= BYTES_MAX);
+                    note.send(number).expect("a receiver");
+                }
+            });
+            let is_full = || behind.state.lock().answered.bytes() + WRITE_MAX > BYTES_MAX;
+            while !is_full() && !writer.is_finished() {
+                thread::yield_now();
+            }
+            // The write that fills it may not be noted yet. The next one waits until something is sent.
+            let early = noted.try_iter().count();
+            let more = std::iter::from_fn(|| noted.recv_timeout(SENT_AFTER).ok()).count();
+            assert!(early + more <= WRITES && more <= 1, "{early}, {more}");
+            requests.open();
+        });
+        behind.send_all().expect("the primary has all");
+        assert_eq!(*requests.executed.lock(), (WRITES + 100) * WRITE_MAX);
+        behind.end();
+        assert_eq!(behind.join(), 0);
+    }
+
+    #[test]
+    fn the_end_waits_for_writes_that_are_being_sent() {
+        let requests = Arc::<Primary>::default();
+        let behind = owner(&requests);
+        write(&behind, 0);
+        // The thread takes it, and waits for the primary.
+        while !behind.state.lock().answered.due(None).is_empty() {
+            thread::yield_now();
+        }
+        assert!(behind.has_unsent());
+        thread::scope(|scope| {
+            let sent = scope.spawn(|| behind.send_all());
+            requests.open();
+            sent.join().expect("no panic").expect("the primary has all");
+        });
+        assert_eq!(*requests.executed.lock(), WRITE_MAX);
+        behind.end();
+        assert_eq!(behind.join(), 0);
     }
 }
