@@ -77,7 +77,7 @@ impl Map {
         Ok(self.pages.load(range)?)
     }
 
-    /// Whether the file has the contents and attributes that it had when it was mapped. Under a lease it takes no request.
+    /// Whether the file has the contents and attributes that it had when it was mapped, apart from the access time. Under a lease it takes no request.
     ///
     /// # Errors
     /// Those of [`File::attributes`].

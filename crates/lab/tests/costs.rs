@@ -39,3 +39,12 @@ fn taking_turns_on_a_file_takes_three_round_trips_at_most() {
         }
     }
 }
+
+/// The version word in the primary's memory is read only without a lease.
+#[test]
+fn a_one_sided_read_under_a_lease_is_one_round_trip() {
+    let reads = lab::cluster::costs::of_leased_reads();
+    let (without, under) = reads.expect("a unit without faults works");
+    assert_eq!((without.ways, without.messages), (4, 4));
+    assert_eq!((under.ways, under.messages), (2, 2));
+}

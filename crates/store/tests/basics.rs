@@ -2,8 +2,8 @@
 
 use pmem::Region;
 use store::{
-    Clock, Error, FileKind, Geometry, NewInode, PoolOptions, RenameMode, SetAttributes, Store,
-    Transaction, WriteAt,
+    Attributes, Clock, Error, FileKind, Geometry, NewInode, PoolOptions, RenameMode, SetAttributes,
+    Store, Transaction, WriteAt,
 };
 
 /// The context of a change without a reply.
@@ -329,6 +329,31 @@ fn threads_work_side_by_side() {
         .map(|t| read_all(&store, &[&format!("t{t}")]))
         .collect();
     assert!(before == after);
+}
+
+#[test]
+fn a_noted_read_changes_nothing_but_the_access_time() {
+    let (region, store) = pool();
+    let made = new_inode(FileKind::Regular);
+    let node = store
+        .names()
+        .create(&mut embedded(), &store.root(), b"a", &made)
+        .unwrap();
+    let before = store.inodes().attributes(&node);
+    // The coarse clock advances by itself.
+    while store.inodes().attributes(&node).accessed_ns == before.accessed_ns {
+        store.inodes().note_read(&node, false).unwrap();
+    }
+    let after = store.inodes().attributes(&node);
+    let expected = Attributes {
+        accessed_ns: after.accessed_ns,
+        ..before
+    };
+    assert_eq!(after, expected);
+    drop((node, store));
+    let store = open(&region);
+    let node = store.names().lookup(&store.root(), b"a").unwrap();
+    assert_eq!(store.inodes().attributes(&node), after);
 }
 
 #[test]

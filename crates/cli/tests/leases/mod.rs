@@ -7,11 +7,13 @@ mod writing;
 
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::mem::MaybeUninit;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, inotify, statx};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common;
@@ -278,6 +280,61 @@ fn pages_are_kept_by_version() {
         }
         assert_eq!(fs::read(one.path("file")).expect("a read"), data.as_bytes());
     }
+}
+
+/// The first read of a file sets its access time.
+#[test]
+fn a_first_read_leaves_the_pages() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    let data = vec![7; 64 << 10];
+    for round in 0..10 {
+        let name = format!("file{round}");
+        fs::write(one.path(&name), &data).expect("a write");
+        let path = two.path(&name);
+        assert!(fs::read(&path).expect("a read") == data);
+        // The kernel asks for attributes, and opens the file again.
+        let forced = AtFlags::STATX_FORCE_SYNC;
+        statx(CWD, &path, forced, StatxFlags::BASIC_STATS).expect("attributes");
+        File::open(&path).expect("it opens");
+        let columns = ["--bytes", "--noheadings", "--output", "RES"];
+        let found = common::run(Command::new("fincore").args(columns).arg(&path));
+        let resident = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+        assert_eq!(resident, data.len().to_string(), "{round}");
+    }
+}
+
+/// The kernel that has the watch reports what its own mount does. Nothing tells it of other mounts.
+#[test]
+fn inotify_reports_changes_of_its_own_mount_only() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let watch = inotify::init(flags).expect("a watch");
+    let events = inotify::WatchFlags::ALL_EVENTS.difference(inotify::WatchFlags::ACCESS);
+    inotify::add_watch(&watch, &one.directory, events).expect("a directory");
+    let mut buffer = [MaybeUninit::uninit(); 1024];
+    let mut names = || {
+        let mut reader = inotify::Reader::new(&watch, &mut buffer);
+        let mut names = Vec::new();
+        while let Ok(event) = reader.next() {
+            names.extend(
+                event
+                    .file_name()
+                    .map(|it| it.to_string_lossy().into_owned()),
+            );
+        }
+        names
+    };
+    fs::write(two.path("other"), "x").expect("a write");
+    fs::rename(two.path("other"), two.path("renamed")).expect("a rename");
+    assert!(exists(&one.path("renamed")) && !exists(&one.path("other")));
+    assert_eq!(names(), Vec::<String>::new());
+    fs::write(one.path("own"), "x").expect("a write");
+    assert!(names().iter().any(|name| name == "own"));
+    fs::remove_file(two.path("own")).expect("an unlink");
+    assert!(!exists(&one.path("own")));
+    assert_eq!(names(), Vec::<String>::new());
 }
 
 /// The kernel of a busy machine may take longer than a lease for a few calls: of many it has to ask for few.

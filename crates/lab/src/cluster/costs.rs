@@ -607,6 +607,26 @@ pub fn of_turns(acknowledge: Acknowledge) -> Result<Vec<(Cost, Cost)>, String> {
     Ok(costs)
 }
 
+/// The cost of a one-sided read of 4 KiB by a known layout in a unit of three, without a lease of the file and under one.
+pub fn of_leased_reads() -> Result<(Cost, Cost), String> {
+    let cost = |asks| {
+        let mut unit = Unit::new(3, None, false, Mode::CLIENT_ACTIVE)?;
+        unit.clients[0].ask_for_leases(asks);
+        let file = unit.filled_file(&mut Random::new(1))?;
+        let read = Operation::Read {
+            file,
+            offset: 0,
+            length: 4 << 10,
+            note_read: false,
+        };
+        let read = vec![(read, Acknowledge::Primary)];
+        // It brings the layout.
+        unit.measure("before", read.clone())?;
+        Ok::<Cost, String>(unit.measure("read", read)?.0)
+    };
+    Ok((cost(false)?, cost(true)?))
+}
+
 /// Over data that is there already. No two writes have the same data, else replicas might find theirs in old blocks.
 fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
     let data = std::iter::repeat_with(|| random.next_number().to_le_bytes());

@@ -4,6 +4,7 @@
 //! Metadata blocks are edited in copies; the record contains their changed lines.
 
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
@@ -13,7 +14,7 @@ use crate::BLOCK;
 use crate::error::Result;
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, Map};
-use crate::format::inode::{FIRST_LINE, Inode};
+use crate::format::inode::{FIRST_LINE, Inode, STAMP_END};
 use crate::format::record::{
     ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, RecordOperation, Touch, encode, set_crc,
 };
@@ -272,6 +273,18 @@ impl<'s> Change<'s> {
             .find(|at| old[*at..] != bytes[*at..])
             .map_or(FIRST_LINE, |at| at * 2);
         self.inode(number, new, length);
+    }
+
+    /// The access time of an inode, with the bytes under the same checksums. Its version stays, since caches of contents
+    /// are compared by it.
+    pub fn access_time(&mut self, number: u64, inode: &mut Inode) {
+        inode.rest_crc = inode.rest_checksum();
+        inode.crc = inode.checksum();
+        let target = self.volume.image.layout.inode(number);
+        let bytes = inode.as_bytes();
+        self.bytes(target, &bytes[..size_of::<u32>()]);
+        let rest = STAMP_END..offset_of!(Inode, root);
+        self.bytes(target + STAMP_END as u64, &bytes[rest]);
     }
 
     /// Takes a run of at most `want` blocks, near `goal`.

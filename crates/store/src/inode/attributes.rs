@@ -141,8 +141,8 @@ impl Inodes {
             let mut new = *state;
             new.accessed_ns = now;
             let mut change = Change::with_reserve(&self.volume);
-            change.inode_from(node.number(), &state, &mut new);
-            new.version = change.commit(&mut Transaction::embedded());
+            change.access_time(node.number(), &mut new);
+            change.commit(&mut Transaction::embedded());
             *state = new;
         }
         Ok(())

@@ -96,7 +96,7 @@ impl Remote {
     pub(in super::super) fn note_read(&self, inode: &RemoteInode, always: bool) -> Result<()> {
         let file = inode.file;
         if always {
-            // Each read makes a new version: no window would be of any use.
+            // Each read drops the attributes that windows are compared with: none would be of any use.
             self.0.ahead.forget(file);
         }
         self.change(inode, Operation::NoteRead { file, always })

@@ -100,7 +100,6 @@ impl Requests for Cluster {
                 Ok(Outcome::with_data(data))
             }
             Operation::NoteRead { file, .. } => {
-                state.version += 1;
                 let attributes = attributes_of(file.inode, file.generation, FileKind::Regular);
                 Ok(Outcome {
                     file,
