@@ -8,9 +8,9 @@ mod nodes;
 mod transport;
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -23,7 +23,7 @@ use lab::random::Mix;
 use lab::runner::{Subject, run_seed};
 use mounted::Mounted;
 use nodes::primary;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 
 /// Length of the search for deadlocks of `make soak`.
 const HUNT: Duration = Duration::from_secs(600);
@@ -59,6 +59,10 @@ fn succeed(command: &mut Command) -> String {
     said
 }
 
+/// A page, aligned as direct access needs it.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
 /// Mounts that execute operations in turns; each open file belongs to one of them.
 struct Turns {
     systems: Vec<MountedSystem>,
@@ -91,6 +95,7 @@ fn mounts_in_turns_are_like_the_model() {
         (2, "ack=primary"),
         (3, "ack=all,transport=tcp"),
         (2, "ack=primary,cache=writeback"),
+        (2, "ack=primary,cache=none"),
     ] {
         let (backing, mounts) = mounts(count, options);
         let make = |_: &_| {
@@ -372,6 +377,60 @@ fn programs_are_built_from_sources_of_another_mount() {
         assert_eq!(build(first + 2 * round), 2);
     }
     end(&backing, mounts);
+}
+
+/// Stores a byte into the first page through a mapping, and prints the first byte of the second one.
+const MAPPED: &str = "
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+with mmap.mmap(file, 8192) as view:
+    view[:4096] = sys.argv[2].encode() * 4096
+    view.flush()
+    print(chr(view[4096]))
+os.close(file)
+";
+
+/// Each of two mounts stores through a mapping, and writes and reads directly and by the page cache, in turns.
+#[test]
+fn mappings_and_direct_access_of_mounts_agree() {
+    for options in [
+        "ack=all",
+        "ack=primary,cache=writeback",
+        "ack=primary,cache=none",
+    ] {
+        let (backing, mounts) = mounts(2, options);
+        let open = |mount: &Mounted, direct: bool| {
+            let mut flags = OpenOptions::new();
+            let direct = if direct { OFlags::DIRECT.bits() } else { 0 };
+            flags.read(true).write(true).custom_flags(direct as i32);
+            flags.open(mount.path("file")).expect("it opens")
+        };
+        fs::write(mounts[0].path("file"), [b'a'; 8192]).expect("a new file");
+        let mut second = b'a';
+        for round in 0..rounds(8) as usize {
+            let (one, two) = (&mounts[round % 2], &mounts[(round + 1) % 2]);
+            let first = b'a' + (round % 26) as u8;
+            let text = char::from(first).to_string();
+            let mut python = Command::new("python3");
+            python.args(["-c", MAPPED, &one.path("file"), &text]);
+            let seen = succeed(&mut python);
+            assert_eq!(seen, format!("{}\n", char::from(second)), "{options}");
+            for direct in [false, true] {
+                let mut found = Page([0; 4096]);
+                let file = open(two, direct);
+                file.read_exact_at(&mut found.0, 0).expect("a read");
+                assert_eq!(found.0, [first; 4096], "{options}, {direct}");
+            }
+            second = second.wrapping_add(1).clamp(b'a', b'z');
+            let (file, other) = (open(two, round % 3 > 0), open(one, round % 3 > 1));
+            file.write_all_at(&Page([second; 4096]).0, 4096)
+                .expect("a write");
+            let mut found = Page([0; 4096]);
+            other.read_exact_at(&mut found.0, 4096).expect("a read");
+            assert_eq!(found.0, [second; 4096], "{options}");
+        }
+        end(&backing, mounts);
+    }
 }
 
 /// Stores through a mapping, written back now and then, while others change the file.
