@@ -371,8 +371,7 @@ pub fn sample(length: usize, count: usize, seed: u64) -> Vec<Workload> {
     (0..count).map(|_| workload()).collect()
 }
 
-/// Whole blocks of two files overwritten again and again, now and then other things that happen to them: rows of
-/// operations longer than a side ring.
+/// Whole blocks of two files overwritten again and again, now and then other things that happen to them.
 pub fn overwritten_blocks(seed: u64, count: usize) -> Workload {
     let mut random = Random::new(seed);
     let mut operations = vec![write("b", 0, 12_288)];

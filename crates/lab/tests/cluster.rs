@@ -3,6 +3,7 @@
 //! `make soak` tries many more; `TAKO_FIRST_SEED=7 TAKO_SEEDS=1` tries one. A seed that fails is run again with ever
 //! fewer faults, and the remaining ones are printed.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lab::cluster::plan::{self, Fault, Party, Plan, Planned};
@@ -184,6 +185,77 @@ fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
         let summary = summary.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(summary.ended_sessions, 0, "seed {seed}, member {member}");
     }
+}
+
+/// All operations of the protocol.
+const OPERATIONS: [&str; 40] = [
+    "Attributes",
+    "CloseSession",
+    "Commit",
+    "CopyRange",
+    "Create",
+    "CreateUnnamed",
+    "DropPrivileges",
+    "EndWait",
+    "Fallocate",
+    "Grant",
+    "Hold",
+    "Layout",
+    "Link",
+    "Lookup",
+    "NextData",
+    "NextExtent",
+    "NextHole",
+    "NoteRead",
+    "Read",
+    "ReadDirectory",
+    "ReadLink",
+    "Release",
+    "RemoveDirectory",
+    "RemoveXattr",
+    "Rename",
+    "SetAttributes",
+    "SetFlags",
+    "SetLock",
+    "SetXattr",
+    "Statistics",
+    "Sync",
+    "SyncAll",
+    "TestLock",
+    "Unlink",
+    "Unlock",
+    "UnlockHandle",
+    "WaitLock",
+    "Write",
+    "Xattr",
+    "XattrNames",
+];
+
+#[test]
+fn clients_send_every_operation() {
+    let mut missing: BTreeSet<&str> = OPERATIONS.into_iter().collect();
+    // With these seeds clients use all operations.
+    for seed in (2..).step_by(7).take(12) {
+        let world = World::new(setup(seed, &Defects::default()), plan(seed));
+        let mut world = world.expect("a world").with_trace();
+        let ended = world.run();
+        assert!(ended.is_ok(), "seed {seed}: {ended:?}");
+        for line in world
+            .trace()
+            .iter()
+            .filter(|line| line.contains(": Request {"))
+        {
+            let (_, operation) = line.split_once("operation: ").expect("a request has one");
+            let end = operation.find(|it: char| !it.is_alphanumeric());
+            let name = &operation[..end.unwrap_or(operation.len())];
+            assert!(OPERATIONS.contains(&name), "{name} is not listed");
+            missing.remove(name);
+        }
+        if missing.is_empty() {
+            return;
+        }
+    }
+    panic!("no client sends {missing:?}");
 }
 
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.

@@ -260,6 +260,7 @@ impl Worker {
         }
     }
 
+    /// Its session has ended: between the last time for which the primary has promised it, or `now`, and `over_at`.
     fn lose(&mut self, now: Time, over_at: Time, lost: &mut Lost) {
         let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
@@ -680,12 +681,16 @@ pub struct Lost {
     pub writes: Vec<(Vec<Id>, Time)>,
     /// Client, and within which interval its locks got free (at the earliest).
     pub sessions: Vec<(u32, Time, Time)>,
+    /// How many of the sessions were closed by their clients.
+    pub closed: usize,
     /// What clients saw of waits for locks.
     pub(super) waits: WaitLog,
 }
 
 /// Stands for the extended attribute of a file.
 const XATTR_BLOCK: u64 = 1 << 32;
+/// Stands for the owner of a file.
+const OWNER_BLOCK: u64 = XATTR_BLOCK + 1;
 /// Value of a block that was cut off.
 const NOTHING: u64 = 0;
 

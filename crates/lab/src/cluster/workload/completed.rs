@@ -63,6 +63,10 @@ impl Worker {
         self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
         self.note_held(&pending.operation, outcome);
         match &pending.operation {
+            Operation::CloseSession if is_done => {
+                self.lose(pending.invoked, now, lost);
+                lost.closed += 1;
+            }
             Operation::Sync { .. } | Operation::SyncAll => {
                 self.synced(now, &pending, is_done, history, lost);
             }

@@ -6,7 +6,8 @@ use protocol::wire::{ErrorCode, FileId, Operation};
 use super::locks::{all_parts, parts};
 use super::rare::Rare;
 use super::{
-    BLOCK, BLOCKS, History, Id, Invocation, Key, NAMES, NOTHING, Response, Time, XATTR_BLOCK, name,
+    BLOCK, BLOCKS, History, Id, Invocation, Key, NAMES, NOTHING, OWNER_BLOCK, Response, Time,
+    XATTR_BLOCK, name,
 };
 
 /// The part of a history that an operation is.
@@ -37,6 +38,10 @@ pub(super) fn keys(operation: &Operation, wide: &Rare) -> Vec<(Key, Invocation)>
         Operation::Read { file, offset, .. } => {
             let (file, block) = (file.inode, offset / BLOCK);
             vec![(Key::Block { file, block }, Invocation::Read)]
+        }
+        Operation::SetAttributes { file, change } if change.uid.is_some() => {
+            let value = owner_value(change.uid, change.gid);
+            vec![(owner(file), Invocation::Write(value))]
         }
         Operation::SetAttributes { file, change } => {
             let (file, size) = (file.inode, change.size.unwrap_or(u64::MAX));
@@ -96,6 +101,9 @@ fn wide_keys(operation: &Operation, wide: &Rare) -> Vec<(Key, Invocation)> {
             let (file, block) = (file.inode, offset / BLOCK);
             vec![(Key::Block { file, block }, Invocation::Read)]
         }
+        Operation::Attributes { file } if wide.has_owners() => {
+            vec![(owner(file), Invocation::Read)]
+        }
         Operation::XattrNames { file } => vec![(xattr(file), Invocation::Read)],
         Operation::RemoveXattr { file, .. } => vec![(xattr(file), Invocation::Write(NOTHING))],
         Operation::ReadDirectory { .. } => {
@@ -120,6 +128,18 @@ fn xattr(file: &FileId) -> Key {
         file: file.inode,
         block: XATTR_BLOCK,
     }
+}
+
+fn owner(file: &FileId) -> Key {
+    Key::Block {
+        file: file.inode,
+        block: OWNER_BLOCK,
+    }
+}
+
+/// User and group of a file as one value.
+pub(super) fn owner_value(uid: Option<u32>, gid: Option<u32>) -> u64 {
+    u64::from(uid.unwrap_or(0)) << 32 | u64::from(gid.unwrap_or(0))
 }
 
 /// All names that are used.

@@ -3,6 +3,7 @@
 use operations::LOCK_END;
 use protocol::wire::{Details, ErrorCode, Operation, Outcome};
 
+use super::keys::owner_value;
 use super::locks::parts;
 use super::rare::Rare;
 use super::{BLOCK, NOTHING, Response, SHORT, TORN, XATTR};
@@ -73,6 +74,10 @@ pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Rare) -> O
             Operation::Write { .. } | Operation::SetAttributes { .. } | Operation::SetXattr { .. },
             None,
         ) => Response::Written,
+        (Operation::Attributes { .. }, None) => {
+            let shown = outcome.attributes.as_ref()?;
+            Response::Value(owner_value(Some(shown.uid), Some(shown.gid)))
+        }
         (Operation::Xattr { .. }, None) => Response::Value(value(outcome.data())),
         (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Response::Value(NOTHING),
         (Operation::Link { .. }, None) => Response::Placed,

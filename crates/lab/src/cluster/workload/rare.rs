@@ -1,11 +1,11 @@
 //! The operations that only some runs have: appends, copies, all changes of ranges, and what few programs ask for.
 
-use operations::{Fallocate, FileFlags, RenameMode};
+use operations::{Fallocate, FileFlags, RenameMode, SetAttributes};
 use protocol::wire::Details;
 
 use super::{
-    Acknowledge, BLOCK, BLOCKS, FileId, FileKind, History, Id, NAMES, Operation, Outcome, ROOT,
-    Response, SHORT, Time, Worker, WriteAt, XATTR, keys, locks, name, truncate,
+    Acknowledge, BLOCK, BLOCKS, Client, FileId, FileKind, History, Id, NAMES, Operation, Outcome,
+    ROOT, Response, SHORT, Time, Worker, WriteAt, XATTR, keys, locks, name, truncate,
 };
 
 /// Blocks of the file that grows and shrinks in which it is changed and read.
@@ -21,6 +21,8 @@ pub(super) struct Rare {
     source: Source,
     /// The value that is being copied.
     pub(super) copied: u64,
+    /// The file that was found last. It may have been removed since.
+    found: Option<FileId>,
 }
 
 /// The block of a process from which it copies.
@@ -51,8 +53,20 @@ impl Rare {
         self.source = Source::Free;
     }
 
+    /// Whether the history notes the owners of files.
+    pub(super) fn has_owners(&self) -> bool {
+        self.list.is_some()
+    }
+
     /// An operation was answered.
     pub(super) fn answered(&mut self, operation: &Operation, outcome: &Outcome) {
+        let finds = matches!(
+            operation,
+            Operation::Lookup { .. } | Operation::Create { .. }
+        );
+        if finds && outcome.is_done() {
+            self.found = Some(outcome.file);
+        }
         if operation.file() != self.sources || self.sources.is_none() {
             return;
         }
@@ -123,7 +137,7 @@ impl Worker {
 
     /// Queries, and changes that no result shows.
     fn seldom(&mut self, file: FileId, offset: u64) -> Operation {
-        match self.random.below(8) {
+        match self.random.below(14) {
             0 => Operation::NextData { file, offset },
             1 => Operation::NextHole { file, offset },
             2 => Operation::NextExtent { file, offset },
@@ -131,14 +145,33 @@ impl Worker {
             4 => Operation::ReadLink { file },
             5 => Operation::NoteRead {
                 file,
-                always: false,
+                always: self.random.one_in(2),
             },
             6 => Operation::DropPrivileges { file, set_id: true },
-            _ => Operation::SetFlags {
+            7 => Operation::SetFlags {
                 file,
                 flags: FileFlags::default(),
             },
+            8 => Operation::Read {
+                file,
+                offset,
+                length: 8,
+                note_read: true,
+            },
+            9 | 10 => set_owner(file, self.value()),
+            11 if self.may_close() => Operation::CloseSession,
+            12 if self.held.is_none() && !self.is_opening() => match self.wide.found {
+                Some(file) => Operation::Hold { file },
+                None => Operation::Attributes { file },
+            },
+            _ => Operation::Attributes { file },
         }
+    }
+
+    /// Whether nothing is in flight or waited for that the end of the session would interrupt.
+    fn may_close(&self) -> bool {
+        let session = self.client.as_ref().and_then(Client::session);
+        session.is_some() && self.pending.is_empty() && self.answering.waiting() == 0
     }
 
     fn append(&mut self, file: FileId) -> Operation {
@@ -192,6 +225,17 @@ impl Worker {
                 .pick(&[RenameMode::NoReplace, RenameMode::Exchange]),
         }
     }
+}
+
+/// Sets user and group of a file, which no other operation does: together they are a value.
+fn set_owner(file: FileId, value: [u8; 8]) -> Operation {
+    let value = u64::from_le_bytes(value);
+    let change = SetAttributes {
+        uid: Some((value >> 32) as u32),
+        gid: Some(value as u32),
+        ..SetAttributes::default()
+    };
+    Operation::SetAttributes { file, change }
 }
 
 /// A directory was read: what that says of each name.
