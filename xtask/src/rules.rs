@@ -36,9 +36,10 @@ impl fmt::Display for Violation {
 
 type Rule = fn(&Tree) -> Vec<Violation>;
 
-const RULES: [Rule; 15] = [
+const RULES: [Rule; 16] = [
     crates::arrows_point_down,
     crates::layers_point_down,
+    crates::layouts_stay_in_the_store,
     crates::dependencies_have_reasons,
     code::unsafe_has_its_homes,
     code::roots_forbid_unsafe,

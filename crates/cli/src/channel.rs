@@ -18,10 +18,10 @@ use client::FileSystem;
 use fuse::{AccessTime, AccessTimes};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use store::Store;
+use store::{Store, recovery_start};
 
 use crate::failure::Failure;
-use crate::info::{Info, ring_start};
+use crate::info::Info;
 
 /// Longest line that is asked, in bytes; one is a word and a number.
 const ASKED_MAX: u64 = 64;
@@ -118,7 +118,7 @@ fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
 /// The facts of an open pool, or why there are none.
 fn describe(pool: &Path, store: &Store) -> String {
     // Nothing is to be replayed as long as it is open.
-    let start = ring_start(store.volume().region());
+    let start = recovery_start(store.volume().region()).unwrap_or(0);
     match Info::of_store(pool, store, start) {
         Ok(info) => serde_json::to_string(&info).unwrap_or_else(|error| error.to_string()),
         Err(failure) => failure.sentence(),

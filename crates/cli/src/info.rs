@@ -6,9 +6,7 @@ use std::path::Path;
 use connections::keys::show_identity;
 use pmem::{Access, Region};
 use serde::{Deserialize, Serialize};
-use store::format::superblock::{RING_STATES, RingState};
-use store::{PoolOptions, Store};
-use zerocopy::FromBytes;
+use store::{PoolOptions, Store, recovery_start};
 
 use crate::channel;
 use crate::failure::{Failure, Outcome};
@@ -66,7 +64,7 @@ impl Info {
             Err(pmem::Error::SharedOnly { .. }) => Region::open(pool, Access::ReadWrite)?,
             result => result?,
         };
-        let start = ring_start(&access);
+        let start = recovery_start(&access).unwrap_or(0);
         let store = Store::open(access, PoolOptions::default())
             .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
         Info::of_store(pool, &store, start)
@@ -110,7 +108,9 @@ impl Info {
             pool_bytes: superblock.pool_length,
             image_bytes: superblock.image_length,
             ring_bytes: superblock.ring_length,
-            replayed_bytes: ring_start(store.volume().region()).saturating_sub(start),
+            replayed_bytes: recovery_start(store.volume().region())
+                .unwrap_or(0)
+                .saturating_sub(start),
             group_blocks: superblock.blocks_per_group,
             group_inodes: superblock.inodes_per_group,
             block_bytes: statistics.block_size,
@@ -185,24 +185,6 @@ impl Info {
             format!("{}, {} free", self.inodes, self.inodes_free),
         )
     }
-}
-
-/// Where recovery would start reading the ring; 0 if that is not to be found out.
-pub fn ring_start(region: &Region) -> u64 {
-    let state = |offset: u64| {
-        let mut bytes = [0; size_of::<RingState>()];
-        if region.length() < offset + bytes.len() as u64 {
-            return None;
-        }
-        region.read(offset, &mut bytes);
-        RingState::read_from_bytes(&bytes)
-            .ok()
-            .filter(RingState::is_valid)
-    };
-    let states = RING_STATES.into_iter().filter_map(state);
-    states
-        .max_by_key(|state| (state.epoch, state.start))
-        .map_or(0, |state| state.start)
 }
 
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {

@@ -9,8 +9,7 @@ use client::{FileSystem, Geometry};
 use pmem::{Access, Kind, Region};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
-use store::Store;
-use store::format::superblock::{MAGIC, SUPERBLOCKS};
+use store::{Store, has_superblock};
 
 use crate::arguments::Mkfs;
 use crate::failure::{Failure, Outcome};
@@ -100,22 +99,10 @@ fn check_place(pool: &Path) -> Outcome {
     )))
 }
 
-/// Whether there is a pool, of whatever version and state.
-fn has_pool(region: &Region) -> bool {
-    SUPERBLOCKS.iter().any(|offset| {
-        let mut magic = [0; MAGIC.len()];
-        let inside = region.length() >= offset + MAGIC.len() as u64;
-        if inside {
-            region.read(*offset, &mut magic);
-        }
-        magic == MAGIC
-    })
-}
-
 /// Pools, and devices that hold anything recognizable, are overwritten by force; files that are no pools never.
 fn check_overwriting(path: &Path, region: &Region, is_device: bool, force: bool) -> Outcome {
     let shown = path.display();
-    match (has_pool(region), is_device) {
+    match (has_superblock(region), is_device) {
         (true, _) if force => Ok(()),
         (true, _) => Err(Failure::Failed(format!(
             "{shown} is a pool already; add --force to lose all its files"

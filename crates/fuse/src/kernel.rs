@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{getgid, getuid};
 
-use crate::mountinfo::{self, FILE_SYSTEM_TYPE};
+use crate::mountinfo::{self, FILE_SYSTEM_TYPE, is_dead};
 use crate::{AccessTime, Error, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
@@ -148,11 +148,6 @@ pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
         directory: directory.into(),
         source,
     })
-}
-
-/// Whether this is the kernel's answer for a mount without a server; the latter two while the kernel still detects it.
-pub(crate) fn is_dead(errno: Errno) -> bool {
-    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
 
 /// Mounts on `directory` and returns the descriptor through which the kernel sends requests.

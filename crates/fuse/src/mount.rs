@@ -183,7 +183,7 @@ impl MountPoint {
         let directory = match device_at(&self.directory) {
             Ok(device) if device == self.device => self.directory.clone(),
             // A dead mount is no longer ours to judge, but it certainly is one.
-            Err(errno) if kernel::is_dead(errno) => self.directory.clone(),
+            Err(errno) if mountinfo::is_dead(errno) => self.directory.clone(),
             _ => match mountinfo::directory_of(self.device, &self.directory)? {
                 Some(elsewhere) if self.is_at(&elsewhere) => elsewhere,
                 Some(covered) => return Err(Error::Busy(covered)),

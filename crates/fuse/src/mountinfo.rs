@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::{Error, kernel};
+use crate::Error;
 
 /// Greatest number of links in a path, as in the kernel.
 const LINKS_MAX: usize = 40;
@@ -89,7 +89,7 @@ fn read(directory: &Path) -> Result<Vec<u8>, Error> {
 
 /// The absolute path of `directory`, which may be a dead mount that cannot be examined.
 pub(crate) fn absolute(directory: &Path) -> Result<PathBuf, Error> {
-    let is_dead = |error: &io::Error| Errno::from_io_error(error).is_some_and(kernel::is_dead);
+    let is_dead = |error: &io::Error| Errno::from_io_error(error).is_some_and(is_dead);
     let path = match directory.canonicalize() {
         Err(error) if is_dead(&error) => dead(directory),
         result => result,
@@ -153,6 +153,11 @@ fn source(line: &[u8]) -> Option<PathBuf> {
 fn field(line: &[u8], index: usize) -> Option<PathBuf> {
     let escaped = line.split(|byte| *byte == b' ').nth(index)?;
     Some(unescape(escaped).into())
+}
+
+/// Whether this is the kernel's answer for a mount without a server; the latter two while the kernel still detects it.
+pub(crate) fn is_dead(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
 
 /// The kernel writes space, tab, newline and backslash as three octal digits after a backslash.

@@ -274,6 +274,7 @@ mod tests {
     use super::*;
     use crate::Locks;
     use crate::kernel::{self, Leave};
+    use crate::mountinfo;
 
     /// Without queues the device is used, unless queues are required; either way the reason is reported.
     #[test]
@@ -488,7 +489,7 @@ mod tests {
         assert!(session.join().session.is_err());
         let dead = fs::read_dir(&place.0).map(|_| ()).unwrap_err();
         let dead = rustix::io::Errno::from_io_error(&dead).unwrap();
-        assert!(kernel::is_dead(dead), "{dead}");
+        assert!(mountinfo::is_dead(dead), "{dead}");
         no_thread_stays();
         assert_eq!(place.1.waits(), 0);
     }

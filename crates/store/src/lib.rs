@@ -29,6 +29,9 @@ mod data;
 mod defects;
 mod error;
 pub mod format;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod image;
 mod inode;
 mod names;
@@ -39,9 +42,6 @@ mod ring;
 mod sequence;
 mod store;
 
-#[doc(hidden)]
-#[cfg(any(test, feature = "fuzzing"))]
-pub use check::fuzzing;
 pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
 pub use data::Files;
@@ -51,7 +51,7 @@ pub use defects::Defects;
 pub use error::Error;
 pub use format::superblock::Superblock;
 pub use image::create::{Geometry, identity};
-pub use image::recovery::read_superblock;
+pub use image::recovery::{has_superblock, read_superblock, recovery_start};
 pub use image::transaction::{REPLY, Reply, Transaction};
 pub use image::volume::Sharing;
 pub use image::volume::{PoolOptions, Volume};

@@ -102,9 +102,81 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// The modules of a crate, lowest first: each may use those before it. Modules that are not named are not checked.
 const LAYERS: &[(&str, &[&str])] = &[
     (
+        "crates/operations/src",
+        &[
+            "code",
+            "file",
+            "lock",
+            "modes",
+            "operation",
+            "outcome",
+            "properties",
+            "encoding",
+        ],
+    ),
+    (
+        "crates/xdp/src",
+        &[
+            "error",
+            "bpf",
+            "freed",
+            "interface",
+            "membership",
+            "ring",
+            "lane",
+            "socket",
+            "program",
+            "port",
+        ],
+    ),
+    (
+        "crates/e1000e/src",
+        &["error", "registers", "ring", "settled", "vfio", "card"],
+    ),
+    ("crates/fuse-device/src", &["memory", "priority", "queue"]),
+    (
+        "crates/fuse/src",
+        &[
+            "access_times",
+            "flags",
+            "options",
+            "translate",
+            "wire",
+            "request",
+            "answer",
+            "notify",
+            "mountinfo",
+            "kernel",
+            "remount",
+            "error",
+            "adapter",
+            "session",
+            "mount",
+        ],
+    ),
+    (
+        "crates/lab/src",
+        &[
+            "call",
+            "embedded",
+            "model",
+            "random",
+            "runner",
+            "pool",
+            "mounted",
+            "reachable",
+            "salvage",
+            "explorer",
+            "damage",
+            "cluster",
+            "workloads",
+        ],
+    ),
+    (
         "crates/store/src",
         &[
-            "format", "ring", "image", "inode", "data", "names", "replica", "check", "repair",
+            "format", "ring", "image", "inode", "data", "names", "store", "replica", "check",
+            "repair",
         ],
     ),
     (
@@ -154,8 +226,12 @@ const LAYERS: &[(&str, &[&str])] = &[
         "crates/client/src",
         &[
             "leases",
+            "map",
+            "open_flags",
             "backend",
+            "local_clusters",
             "network",
+            "requests",
             "source",
             "locks",
             "file",
@@ -203,18 +279,73 @@ pub fn layers_point_down(tree: &Tree) -> Vec<Violation> {
             let Some(level) = layers.iter().position(|layer| *layer == own) else {
                 continue;
             };
-            for (number, line) in file.code_lines() {
-                let above = layers[level + 1..].iter();
-                for layer in above.filter(|layer| has_word(line, &format!("crate::{layer}"))) {
-                    let message = format!(
-                        "layer {own} must not use {layer}; turn the arrow round or drop it"
-                    );
+            let above = &layers[level + 1..];
+            for (number, used) in used_modules(&file.code) {
+                if above.contains(&used) {
+                    let message =
+                        format!("layer {own} must not use {used}; turn the arrow round or drop it");
                     found.push(Violation::new(&file.path, number, message));
                 }
             }
         }
     }
     found
+}
+
+/// The bytes of a pool are known to the store, and to the laboratory, which damages and compares them.
+pub fn layouts_stay_in_the_store(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let is_outside = |path: &str| {
+        let knows = ["crates/store/", "crates/lab/"];
+        path.contains("/src/") && !knows.iter().any(|it| path.starts_with(it))
+    };
+    for file in tree.rust_files().filter(|file| is_outside(&file.path)) {
+        for (number, line) in file.code_lines() {
+            if has_word(line, "store::format") {
+                let message = "only the store reads layouts of pools; add a function there";
+                found.push(Violation::new(&file.path, number, message));
+            }
+        }
+    }
+    found
+}
+
+/// The modules of the crate's root that code names, alone or in a group, with their lines.
+fn used_modules(code: &str) -> Vec<(usize, &str)> {
+    let mut used = Vec::new();
+    for (start, path) in code.match_indices("crate::") {
+        let (at, rest) = (start + path.len(), &code[start + path.len()..]);
+        let items = match rest.starts_with('{') {
+            true => group_items(&rest[1..], at + 1),
+            false => vec![(at, rest)],
+        };
+        for (at, item) in items {
+            let end = item.find(|it: char| !it.is_alphanumeric() && it != '_');
+            let line = code[..at].lines().count().max(1);
+            used.push((line, &item[..end.unwrap_or(item.len())]));
+        }
+    }
+    used
+}
+
+/// The items of a group of imports, each from its first character on, with its position.
+fn group_items(group: &str, at: usize) -> Vec<(usize, &str)> {
+    let (mut items, mut depth, mut begins) = (Vec::new(), 0, true);
+    for (index, character) in group.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => begins = true,
+            _ if begins && !character.is_whitespace() => {
+                // With the character itself, the line is the item's.
+                items.push((at + index + 1, &group[index..]));
+                begins = false;
+            }
+            _ => {}
+        }
+    }
+    items
 }
 
 /// Every dependency that is not ours has a row, with its reason, in the table of decisions.

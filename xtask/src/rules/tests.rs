@@ -141,6 +141,24 @@ fn a_layer_that_uses_a_higher_one_is_found() {
             "crates/store/src/format/mod.rs:2: layer format must not use names; turn the arrow round or drop it",
         ],
     );
+    expect(
+        layers("use crate::{\n    error::{names, ring},\n    names::B,\n};\n"),
+        &[
+            "crates/store/src/format/mod.rs:3: layer format must not use names; turn the arrow round or drop it",
+        ],
+    );
+}
+
+#[test]
+fn a_layout_that_is_read_outside_of_the_store_is_found() {
+    let layout = "#![forbid(unsafe_code)]\nuse store::format::record;\n";
+    expect(clean().with("crates/store/src/ring.rs", layout), &[]);
+    expect(
+        clean().with("crates/pmem/src/wide/deep.rs", layout),
+        &[
+            "crates/pmem/src/wide/deep.rs:2: only the store reads layouts of pools; add a function there",
+        ],
+    );
 }
 
 #[test]

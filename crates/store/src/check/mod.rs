@@ -15,9 +15,6 @@ pub(crate) mod bitset;
 mod contents;
 mod data;
 mod directory;
-#[cfg(any(test, feature = "fuzzing"))]
-#[doc(hidden)]
-pub mod fuzzing;
 mod inodes;
 mod links;
 mod maps;

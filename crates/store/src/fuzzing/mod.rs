@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 pub use edit::{Edit, PoolBytes, PoolPart};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
 
-use super::{CheckOptions, Report, check};
+use crate::check::{CheckOptions, Report, check};
 use crate::format::placement::ImageLayout;
 use crate::format::record::{Operations, RecordOperation, encode};
 use crate::image::Block;

@@ -16,7 +16,9 @@ use crate::ATOMIC_WRITE_MAX;
 use crate::defects::Defects;
 use crate::error::{Error, Result};
 use crate::format::record::{Kind, Operations, RecordOperation};
-use crate::format::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
+use crate::format::superblock::{
+    MAGIC, RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock,
+};
 use crate::image::Image;
 use crate::image::allocator::Allocator;
 use crate::image::deferred_frees::DeferredFrees;
@@ -45,6 +47,25 @@ pub fn read_superblock(region: &Region) -> Result<Superblock> {
         // Of two invalid copies the error of the better one is reported.
         [Err(Error::NotAPool), Err(error)] | [Err(error), Err(_)] => Err(error),
     }
+}
+
+/// Whether a region has a superblock, of whatever version and state.
+pub fn has_superblock(region: &Region) -> bool {
+    SUPERBLOCKS.iter().any(|offset| {
+        let mut magic = [0; MAGIC.len()];
+        let is_inside = region.length() >= offset + MAGIC.len() as u64;
+        if is_inside {
+            region.read(*offset, &mut magic);
+        }
+        magic == MAGIC
+    })
+}
+
+/// Position in the ring where recovery starts, if that can be read.
+pub fn recovery_start(region: &Region) -> Option<u64> {
+    let is_whole = region.length() >= RING_OFFSET;
+    let state = is_whole.then(|| read_ring_state(region))?;
+    state.ok().map(|state| state.start)
 }
 
 /// Where recovery starts: the furthest of the two copies that are valid.

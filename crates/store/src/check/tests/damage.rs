@@ -3,13 +3,13 @@
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::check::fuzzing::PoolPart;
 use crate::format::directory::{EntryHeader, LeafHeader, SLOT, SLOTS, entry_size};
 use crate::format::extent::{ENTRIES, Extent, NodeHeader};
 use crate::format::group::{GroupHeader, owners_word};
 use crate::format::inode::Inode;
 use crate::format::superblock::RingState;
 use crate::format::xattr::{self, XattrHeader};
+use crate::fuzzing::PoolPart;
 
 /// Inodes of the samples.
 const DIRECTORY: u16 = 3;

@@ -4,9 +4,9 @@ mod random;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use super::*;
 use crate::format::record::{HEADER, MAGIC};
+use crate::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use crate::{FileKind, Geometry, LiveInode, PoolOptions, Store};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.

@@ -1,7 +1,7 @@
 //! Random damage, and random work.
 
 use super::*;
-use crate::check::fuzzing::PoolPart;
+use crate::fuzzing::PoolPart;
 use crate::{NewInode, RenameMode, SetAttributes, Transaction, WriteAt};
 
 /// An edit of some structure.

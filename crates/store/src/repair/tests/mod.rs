@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::check::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 use crate::format::superblock::{RING_STATES, SUPERBLOCKS};
 use crate::format::{directory, extent};
+use crate::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 use crate::{
     BLOCK, Error, Geometry, LiveInode, NewInode, PoolOptions, Store, Transaction, WriteAt,
 };
