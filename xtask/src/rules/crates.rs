@@ -231,7 +231,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "backend",
             "local_clusters",
             "network",
-            "requests",
             "source",
             "locks",
             "file",
