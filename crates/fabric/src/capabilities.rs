@@ -96,6 +96,8 @@ pub enum Multicast {
     Lossy {
         /// The longest payload, in bytes.
         bytes: u32,
+        /// Whether a sender can leave out the checksum of the transport, so that damaged messages arrive and can be repaired.
+        may_be_unchecked: bool,
     },
 }
 

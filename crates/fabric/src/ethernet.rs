@@ -301,6 +301,7 @@ fn capabilities(shared: &Shared) -> Capabilities {
         },
         multicast: Multicast::Lossy {
             bytes: shared.frame_bytes - group_head as u32,
+            may_be_unchecked: false,
         },
         header_bytes: 0,
         credit_buffers: 0,

@@ -541,7 +541,7 @@ impl Queue {
         immediate: u32,
     ) -> Result<(), Refusal> {
         match self.capabilities.multicast {
-            crate::Multicast::Lossy { bytes } if from.length() <= bytes.into() => {
+            crate::Multicast::Lossy { bytes, .. } if from.length() <= bytes.into() => {
                 self.transport.send_to_group(group, from, immediate);
                 Ok(())
             }

@@ -155,6 +155,7 @@ fn capabilities() -> Capabilities {
         },
         multicast: Multicast::Lossy {
             bytes: group::MESSAGE_BYTES as u32,
+            may_be_unchecked: true,
         },
         header_bytes: 0,
         credit_buffers: 0,

@@ -281,6 +281,9 @@ pub struct GroupAddress {
     pub interface: std::net::Ipv4Addr,
     /// Whether messages of the group are received, too. Only sending costs a sender less over TCP.
     pub listens: bool,
+    /// Whether what is sent has no checksum of the transport, if it can be left out: a message that was damaged on the way
+    /// arrives with its damage.
+    pub is_unchecked: bool,
 }
 
 /// A buffer that waits for a message.

@@ -220,7 +220,10 @@ fn capabilities(domain: &Arc<Domain>) -> Result<Capabilities, Error> {
         },
         multicast: match limits.groups {
             0 => Multicast::None,
-            _ => Multicast::Lossy { bytes: port.mtu },
+            _ => Multicast::Lossy {
+                bytes: port.mtu,
+                may_be_unchecked: false,
+            },
         },
         header_bytes: GRH,
         credit_buffers: link::OWN_MAX,

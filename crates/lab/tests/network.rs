@@ -94,6 +94,7 @@ impl Cluster {
             interface: None,
             data_queue: None,
             group: Default::default(),
+            group_parity: false,
             pool: self.scratch.0.join(format!("n{index}.pool")),
             pool_length: 64 << 20,
             metadata_only: false,

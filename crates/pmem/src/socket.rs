@@ -140,6 +140,30 @@ pub fn process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
+/// Lets a UDP socket of IPv4 send datagrams without a checksum, so that one that is damaged on the way arrives.
+///
+/// # Errors
+/// Those of setsockopt(2).
+pub fn send_unchecked(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let value: libc::c_int = 1;
+    let length = size_of::<libc::c_int>() as libc::socklen_t;
+    let from = std::ptr::from_ref(&value).cast();
+    // SAFETY: the kernel reads `length` bytes from `value`, which lives until the call has returned.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NO_CHECK,
+            from,
+            length,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Reads an option of a socket with a value of plain data.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;

@@ -284,6 +284,7 @@ impl Nodes {
             interface: None,
             data_queue: None,
             group: Default::default(),
+            group_parity: false,
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

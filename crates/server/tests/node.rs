@@ -43,6 +43,7 @@ impl Scratch {
             interface: None,
             data_queue: None,
             group: Default::default(),
+            group_parity: false,
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

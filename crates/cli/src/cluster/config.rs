@@ -34,6 +34,8 @@ pub struct NodeFile {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_queue: Option<u32>,
     pub group: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub group_parity: bool,
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
@@ -144,6 +146,7 @@ impl NodeFile {
             interface: self.interface,
             data_queue: self.data_queue,
             group: group.map_err(&wrong)?,
+            group_parity: self.group_parity,
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
                 .map_err(|error| wrong(format!("`size`: {error}")))?,

@@ -192,6 +192,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             mount_options: None,
             data_queue: None,
             group: arguments.group.clone(),
+            group_parity: false,
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),

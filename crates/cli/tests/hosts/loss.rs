@@ -1,39 +1,71 @@
-//! A program for the kernel's XDP that loses a part of the datagrams to groups, as an object file that ip(8) loads.
+//! Programs for the kernel's XDP that lose or damage a part of the datagrams to groups, as object files that ip(8) loads.
 
 /// An instruction: code, target, source, offset, immediate value.
-type Instruction = (u8, u8, u8, i16, i32);
+pub type Instruction = (u8, u8, u8, i16, i32);
 
 const STRINGS: &[u8] = b"\0.strtab\0xdp\0license\0.symtab\0lose\0";
 const LICENSE: &[u8] = b"GPL\0";
 /// Stands for the way to the end, which lets the packet pass.
 const PASS: i16 = i16::MAX;
 
-/// Loses so many of 1000 UDP datagrams with the Ethernet address of a group.
-fn instructions(permille: i32) -> Vec<u8> {
-    let program: [Instruction; 19] = [
-        (0x61, 2, 1, 0, 0),
-        (0x61, 3, 1, 4, 0),
-        (0xbf, 4, 2, 0, 0),
+/// Decides by chance about each UDP datagram with the Ethernet address of a group: so many of 1000 go on with what follows.
+/// Registers: 6 is the packet, 7 its end, 0 the random number below 1000.
+fn chosen(permille: i32) -> Vec<Instruction> {
+    vec![
+        (0x61, 6, 1, 0, 0),
+        (0x61, 7, 1, 4, 0),
+        (0xbf, 4, 6, 0, 0),
         (0x07, 4, 0, 0, 34),
-        (0x2d, 4, 3, PASS, 0),
+        (0x2d, 4, 7, PASS, 0),
         // The group bit of the address, IPv4, UDP.
-        (0x71, 5, 2, 0, 0),
+        (0x71, 5, 6, 0, 0),
         (0x57, 5, 0, 0, 1),
         (0x15, 5, 0, PASS, 0),
-        (0x69, 5, 2, 12, 0),
+        (0x69, 5, 6, 12, 0),
         (0x55, 5, 0, PASS, 8),
-        (0x71, 5, 2, 23, 0),
+        (0x71, 5, 6, 23, 0),
         (0x55, 5, 0, PASS, 17),
         // A random number below 1000.
         (0x85, 0, 0, 0, 7),
         (0x94, 0, 0, 0, 1000),
         (0x35, 0, 0, PASS, permille),
-        (0xb7, 0, 0, 0, 1),
-        (0x95, 0, 0, 0, 0),
-        (0xb7, 0, 0, 0, 2),
-        (0x95, 0, 0, 0, 0),
-    ];
-    let pass = program.len() as i16 - 2;
+    ]
+}
+
+/// Flips a bit of the byte at this place of the packet.
+fn flipped(at: i16) -> [Instruction; 6] {
+    [
+        (0xbf, 4, 6, 0, 0),
+        (0x07, 4, 0, 0, i32::from(at) + 1),
+        (0x2d, 4, 7, PASS, 0),
+        (0x71, 5, 6, at, 0),
+        (0xa7, 5, 0, 0, 4),
+        (0x73, 6, 5, at, 0),
+    ]
+}
+
+/// Loses so many of 1000 datagrams to groups.
+pub fn losing(permille: i32) -> Vec<Instruction> {
+    let mut program = chosen(permille);
+    program.extend([(0xb7, 0, 0, 0, 1), (0x95, 0, 0, 0, 0)]);
+    program
+}
+
+/// Damages so many of 1000 frames of groups: one half of their payload, and of one in four of them both halves.
+pub fn damaging(permille: i32) -> Vec<Instruction> {
+    /// Heads of Ethernet, IPv4, UDP and the transport, the frame's, and that of its halves.
+    const HALVES: i16 = 14 + 20 + 8 + 12 + 26 + 16;
+    let mut program = chosen(permille);
+    program.extend(flipped(HALVES + 4));
+    program.push((0x35, 0, 0, PASS, permille / 4));
+    // A full frame with parity has its second half there.
+    program.extend(flipped(HALVES + 600));
+    program
+}
+
+fn assemble(mut program: Vec<Instruction>) -> Vec<u8> {
+    let pass = program.len() as i16;
+    program.extend([(0xb7, 0, 0, 0, 2), (0x95, 0, 0, 0, 0)]);
     let mut bytes = Vec::new();
     for (index, (code, to, from, offset, immediate)) in (0..).zip(program) {
         let offset = if offset == PASS {
@@ -59,8 +91,8 @@ fn words(to: &mut Vec<u8>, words: &[u64]) {
 }
 
 /// The object file: strings, code, license, one symbol, and the sections that say so.
-pub fn object(permille: i32) -> Vec<u8> {
-    let code = instructions(permille);
+pub fn object(program: Vec<Instruction>) -> Vec<u8> {
+    let code = assemble(program);
     let mut symbols = vec![0; 24];
     symbols.extend(name("lose").to_le_bytes());
     symbols.extend([0x12, 0, 2, 0]);

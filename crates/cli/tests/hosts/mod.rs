@@ -111,9 +111,18 @@ impl Hosts {
 
     /// A host loses so many of 1000 datagrams to groups from now on.
     pub fn lose(&self, host: usize, permille: i32) {
+        self.run_on_packets(host, loss::losing(permille));
+    }
+
+    /// A host gets so many of 1000 frames of groups with damage from now on.
+    pub fn damage(&self, host: usize, permille: i32) {
+        self.run_on_packets(host, loss::damaging(permille));
+    }
+
+    fn run_on_packets(&self, host: usize, program: Vec<loss::Instruction>) {
         let name = &self.names[host];
         let path = std::env::temp_dir().join(format!("{name}.o"));
-        std::fs::write(&path, loss::object(permille)).expect("written");
+        std::fs::write(&path, loss::object(program)).expect("written");
         let program = format!("object {} section xdp", path.display());
         assert!(ip(&format!(
             "-n {name} link set dev {INTERFACE} xdpgeneric off"
@@ -134,9 +143,9 @@ impl Hosts {
 
     /// Bytes that a host has sent.
     pub fn sent_bytes(&self, host: usize) -> u64 {
-        let mut command = self.command(host, "cat");
-        let output =
-            common::run(command.arg(format!("/sys/class/net/{INTERFACE}/statistics/tx_bytes")));
+        let mut command = self.command(host, "awk");
+        let program = format!("/{INTERFACE}:/ {{print $10}}");
+        let output = common::run(command.args([&program, "/proc/net/dev"]));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.trim().parse().expect("a number")
     }

@@ -18,6 +18,7 @@ fn address(setup: &dyn Setup) -> GroupAddress {
     let [low, high, ..] = number.to_le_bytes();
     GroupAddress {
         listens: true,
+        is_unchecked: false,
         address: Ipv4Addr::new(239, 77, high, low),
         port: 20_000 + (number % 10_000) as u16,
         interface: setup.interface(),
@@ -28,7 +29,7 @@ pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
     let mut sides: Vec<Side> = (0..4)
         .map(|_| Side::new(setup, QueueOptions::default()))
         .collect();
-    let Multicast::Lossy { bytes: longest } = sides[0].queue.capabilities().multicast else {
+    let Multicast::Lossy { bytes: longest, .. } = sides[0].queue.capabilities().multicast else {
         return;
     };
     let address = address(setup);

@@ -133,6 +133,7 @@ impl Transport for On {
             group,
             GroupAddress {
                 listens: true,
+                is_unchecked: false,
                 interface,
                 ..address
             },

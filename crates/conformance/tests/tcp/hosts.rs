@@ -186,6 +186,7 @@ fn messages_and_groups_reach_another_host() {
         let group = GroupId(3);
         let meets = GroupAddress {
             listens: true,
+            is_unchecked: false,
             address: Ipv4Addr::new(239, 77, 0, 1),
             port: 7077,
             interface: ADDRESSES[side],

@@ -336,6 +336,7 @@ fn datagrams_without_a_buffer_and_strange_ones_are_counted() {
     let group = GroupId(1);
     let address = GroupAddress {
         listens: true,
+        is_unchecked: false,
         address: Ipv4Addr::new(239, 77, 1, 1),
         port: 7078,
         interface: Ipv4Addr::LOCALHOST,

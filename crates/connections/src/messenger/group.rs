@@ -7,12 +7,10 @@ use crate::control;
 use fabric::{Error, GroupAddress, GroupId, Multicast, Provider, Source};
 
 impl Messenger {
-    /// Bytes of the longest datagram of a transport's groups; `None` if it has no groups.
-    pub fn group_bytes(&mut self, provider: Provider) -> Option<u32> {
-        match self.transports.queue(provider)?.capabilities().multicast {
-            Multicast::Lossy { bytes } => Some(bytes),
-            Multicast::None => None,
-        }
+    /// Groups of a transport, if this process has that transport.
+    pub fn multicast(&mut self, provider: Provider) -> Multicast {
+        let queue = self.transports.queue(provider);
+        queue.map_or(Multicast::None, |queue| queue.capabilities().multicast)
     }
 
     /// Joins a group of a transport: [`Event::Group`](super::Event::Group) has what comes. Returns how many datagrams may wait

@@ -44,7 +44,10 @@ fn capabilities() -> Capabilities {
             writes_before_messages: true,
             reads_after_writes: true,
         },
-        multicast: Multicast::Lossy { bytes: 8192 },
+        multicast: Multicast::Lossy {
+            bytes: 8192,
+            may_be_unchecked: false,
+        },
         header_bytes: 0,
         credit_buffers: 0,
         pins_memory: false,

@@ -208,7 +208,7 @@ pub fn endpoint_buffers(options: &QueueOptions, capabilities: &Capabilities) -> 
 /// Bytes that a buffer takes in the memory for messages: whole lines.
 pub fn buffer_bytes(options: &QueueOptions, capabilities: &Capabilities) -> u64 {
     let group = match capabilities.multicast {
-        crate::Multicast::Lossy { bytes } => bytes,
+        crate::Multicast::Lossy { bytes, .. } => bytes,
         crate::Multicast::None => 0,
     };
     let longest = options.message_bytes.max(group) + capabilities.header_bytes;

@@ -1,7 +1,7 @@
 //! Groups: datagrams over IP multicast, one for each message. Lost ones are not repeated.
 //!
 //! ```text
-//! datagram:  0        4           8        16
+//! datagram:  0        4           8        12
 //!            ┌────────┬───────────┬────────┬─────────
 //!            │ magic  │ immediate │ sender │ data …
 //!            └────────┴───────────┴────────┴─────────
@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use pmem::socket::{self, Source, Target};
 use rustix::net::{self, sockopt};
 use smallvec::SmallVec;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::input::Supplied;
@@ -22,10 +22,10 @@ use super::{Counts, count, sockets};
 use crate::transport::Arrival;
 use crate::{GroupAddress, GroupId, Origin, Report};
 
-/// The longest message: with all heads it fits into a packet of Ethernet's 1500 bytes.
-pub const MESSAGE_BYTES: usize = 1440;
+/// The longest message: with the heads of IP, UDP and groups it fills a packet of Ethernet's 1500 bytes.
+pub const MESSAGE_BYTES: usize = 1500 - 20 - 8 - HEAD_BYTES;
 /// Raised with the format.
-const MAGIC: u32 = u32::from_le_bytes(*b"Tak1");
+const MAGIC: u32 = u32::from_le_bytes(*b"Tak2");
 pub const HEAD_BYTES: usize = size_of::<Head>();
 /// Datagrams that are taken before others have their turn.
 const TURNS: usize = 32;
@@ -35,12 +35,12 @@ const TURNS: usize = 32;
 struct Head {
     magic: U32,
     immediate: U32,
-    /// A random number for each member, by which it recognizes its own.
-    sender: U64,
+    /// A random number for each member, by which it recognizes its own. Of a member with the same number nothing is received.
+    sender: U32,
 }
 
 /// The immediate and the sender of a datagram. Nothing if it is none of ours.
-pub fn parse(bytes: &[u8]) -> Option<(u32, u64)> {
+pub fn parse(bytes: &[u8]) -> Option<(u32, u32)> {
     let (head, data) = Head::ref_from_prefix(bytes).ok()?;
     let fits = head.magic.get() == MAGIC && data.len() <= MESSAGE_BYTES;
     fits.then_some((head.immediate.get(), head.sender.get()))
@@ -75,7 +75,7 @@ pub struct Group {
     /// Datagrams that the receiver's socket holds, at least.
     pub room: u32,
     sender: OwnedFd,
-    own: u64,
+    own: u32,
 }
 
 impl Group {
@@ -85,6 +85,7 @@ impl Group {
             port,
             interface,
             listens,
+            is_unchecked,
         } = address;
         let group = SocketAddrV4::new(address, port);
         let receiver = match listens {
@@ -93,6 +94,9 @@ impl Group {
         };
         let room = receiver.as_ref().map_or(Ok(0), room)?;
         let sender = sockets::datagrams()?;
+        if is_unchecked {
+            socket::send_unchecked(sender.as_fd())?;
+        }
         sockopt::set_ip_multicast_if(&sender, &interface)?;
         // Other processes of this host may be members.
         sockopt::set_ip_multicast_loop(&sender, true)?;
@@ -105,7 +109,7 @@ impl Group {
             receiver,
             room,
             sender,
-            own: crate::random(),
+            own: crate::random() as u32,
         })
     }
 
@@ -214,7 +218,7 @@ mod tests {
             immediate: 7.into(),
             sender: 9.into(),
         };
-        assert_eq!(size_of::<Head>(), 16);
+        assert_eq!(size_of::<Head>(), 12);
         assert_eq!(parse(head.as_bytes()), Some((7, 9)));
         assert_eq!(parse(&head.as_bytes()[1..]), None);
         let long = [head.as_bytes(), &[0; MESSAGE_BYTES + 1]].concat();

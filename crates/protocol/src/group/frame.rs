@@ -1,11 +1,11 @@
 //! Frames: a header, a payload in halves, and a MAC.
 //!
 //! ```text
-//!  0 magic 2 | version 1 | 0 1 | sender 4 | epoch 4 | unit 2 | 0 2
-//! 16 WR_ID 8
-//! 24 index 4 | count 4       which of the message's frames this is, and how many it has
-//! 32 payload in halves       crate::parity: CRC32C of each, and parity where frames may be damaged
-//!    MAC 16                  BLAKE3, keyed, over the first 32 bytes and the payload as it is after a repair
+//!  0 magic 2 | version 1 | 0 1 | sender 4 | epoch 4 | unit 2
+//! 14 index 2 | count 2       which of the message's frames this is, and how many it has
+//! 18 WR_ID 8
+//! 26 payload in halves       crate::parity: CRC32C of each, and parity where frames may be damaged
+//!    MAC 16                  BLAKE3, keyed, over the first 26 bytes and the payload as it is after a repair
 //! ```
 //! Little-endian. A frame is believed only if its MAC is right, so a process without the key makes none.
 
@@ -16,11 +16,11 @@ use crate::map::NodeId;
 use crate::parity::{self, Halves};
 
 /// Bytes before the halves.
-pub const HEADER: usize = 32;
+pub const HEADER: usize = 26;
 /// Bytes of the MAC.
 pub const MAC: usize = 16;
 const MAGIC: u16 = u16::from_le_bytes(*b"TG");
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The key of one sender's frames in one epoch.
 #[derive(Clone, PartialEq, Eq)]
@@ -43,9 +43,9 @@ pub struct Frame<'a> {
     /// Its WR_ID.
     pub number: u64,
     /// Which of the message's frames it is.
-    pub index: u32,
+    pub index: u16,
     /// How many the message has.
-    pub count: u32,
+    pub count: u16,
     /// Bytes of the message.
     pub payload: Cow<'a, [u8]>,
     /// One half was made from the other and parity.
@@ -74,7 +74,7 @@ pub fn payload_bytes(longest: usize, with_parity: bool) -> usize {
 pub fn encode(
     stream: Stream,
     key: &Key,
-    (number, index, count): (u64, u32, u32),
+    (number, index, count): (u64, u16, u16),
     payload: &[u8],
     with_parity: bool,
 ) -> Vec<u8> {
@@ -83,10 +83,10 @@ pub fn encode(
     frame.extend([VERSION, 0]);
     frame.extend(stream.sender.to_le_bytes());
     frame.extend(stream.epoch.to_le_bytes());
-    frame.extend(u32::from(stream.unit).to_le_bytes());
-    frame.extend(number.to_le_bytes());
+    frame.extend(stream.unit.to_le_bytes());
     frame.extend(index.to_le_bytes());
     frame.extend(count.to_le_bytes());
+    frame.extend(number.to_le_bytes());
     let mac = mac(key, &frame, payload);
     frame.extend([0; parity::HEAD]);
     frame.extend(payload);
@@ -108,11 +108,12 @@ pub fn decode<'a>(
     let (header, rest) = bytes.split_at_checked(HEADER).ok_or(NoFrame::Damaged)?;
     let split = rest.len().checked_sub(MAC).ok_or(NoFrame::Damaged)?;
     let (wrapped, tag) = rest.split_at(split);
+    let half = |at: usize| u16::from_le_bytes(header[at..at + 2].try_into().expect("two bytes"));
     let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
     let long = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
     let begins = header[..4] == [MAGIC as u8, (MAGIC >> 8) as u8, VERSION, 0];
-    let of = (word(4), word(8), word(12));
-    if !begins || of != (stream.sender, stream.epoch, stream.unit.into()) {
+    let of = (word(4), word(8), half(12));
+    if !begins || of != (stream.sender, stream.epoch, stream.unit) {
         return Err(NoFrame::Foreign);
     }
     let Halves::Whole(payload, is_repaired) = parity::unwrap(wrapped, defects) else {
@@ -125,9 +126,9 @@ pub fn decode<'a>(
         return Err(NoFrame::Forged);
     }
     Ok(Frame {
-        number: long(16),
-        index: word(24),
-        count: word(28),
+        number: long(18),
+        index: half(14),
+        count: half(16),
         payload,
         is_repaired,
     })

@@ -136,7 +136,7 @@ impl Sender {
 
     /// Makes the frames of a message. A member with records that reach `position` has it.
     pub fn push(&mut self, message: &[u8], position: u64) {
-        let count = message.len().div_ceil(self.payload).max(1) as u32;
+        let count = message.len().div_ceil(self.payload).max(1) as u16;
         for index in 0..count {
             let start = index as usize * self.payload;
             let part = &message[start..message.len().min(start + self.payload)];

@@ -27,6 +27,8 @@ pub struct NodeConfig {
     pub data_queue: Option<u32>,
     /// When records and their data are sent once to all replicas.
     pub group: GroupMode,
+    /// Whether frames of the group have parity, where damaged ones can arrive.
+    pub group_parity: bool,
     /// The pool file or DAX device.
     pub pool: PathBuf,
     /// Bytes of the pool, if it is made.

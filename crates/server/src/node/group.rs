@@ -114,6 +114,8 @@ impl Around<'_> {
 pub struct Groups {
     id: NodeId,
     mode: GroupMode,
+    /// Whether frames are to have parity.
+    wants_parity: bool,
     sending: Option<Sending>,
     receiving: Option<Receiving>,
     /// Of groups that have ended.
@@ -133,10 +135,11 @@ const OUT: GroupId = GroupId(0);
 const IN: GroupId = GroupId(1);
 
 impl Groups {
-    pub fn new(id: NodeId, mode: GroupMode) -> Groups {
+    pub fn new(id: NodeId, mode: GroupMode, wants_parity: bool) -> Groups {
         Groups {
             id,
             mode,
+            wants_parity,
             sending: None,
             receiving: None,
             counts: GroupStatus {
@@ -276,7 +279,7 @@ impl Groups {
             self.end(around.messenger);
         }
         if self.sending.is_none() && now >= self.retry_at {
-            match Sending::start(self.id, around) {
+            match Sending::start(self.id, self.wants_parity, around) {
                 Ok(sending) => self.sending = Some(sending),
                 Err(NoGroup(reason)) => {
                     self.counts.reason = reason.into();
@@ -322,6 +325,7 @@ fn address_at(
         port: 20_000 + u16::from(c),
         interface,
         listens,
+        is_unchecked: false,
     };
     Some((provider, address))
 }

@@ -77,7 +77,7 @@ impl Service {
             // The watcher delivers it again: then it is new to the member, too.
             map: ClusterMap { version: 0, ..map },
             exports: Exports::new(core.pool().region().clone()),
-            groups: Groups::new(id, config.group),
+            groups: Groups::new(id, config.group, config.group_parity),
             core,
             handle: messenger.handle(),
             messenger,

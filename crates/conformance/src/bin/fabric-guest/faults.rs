@@ -349,6 +349,7 @@ fn group_goes_on() {
     const GROUP: GroupId = GroupId(3);
     let address = GroupAddress {
         listens: true,
+        is_unchecked: false,
         address: Ipv4Addr::new(239, 77, 200, 3),
         port: 20_000,
         interface: Ipv4Addr::UNSPECIFIED,

@@ -99,6 +99,7 @@ impl Guest {
         };
         let address = GroupAddress {
             listens: true,
+            is_unchecked: false,
             address: Ipv4Addr::new(239, 1, 2, 7),
             port: 0,
             interface: Ipv4Addr::UNSPECIFIED,

@@ -383,6 +383,7 @@ fn multicast(setup: &dyn Setup) {
         .collect();
     let address = GroupAddress {
         listens: true,
+        is_unchecked: false,
         address: "239.9.9.9".parse().unwrap(),
         port: 0,
         interface: setup.interface(),

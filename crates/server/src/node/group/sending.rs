@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use connections::messenger::LinkId;
-use fabric::{GroupAddress, Provider};
+use fabric::{GroupAddress, Multicast, Provider};
 use protocol::group::{Key, Offer, Report, Sender, Stream};
 use protocol::wire::Body;
 use protocol::{Defects, NodeId};
@@ -20,6 +20,7 @@ pub struct Sending {
     address: GroupAddress,
     key: Key,
     sender: Sender,
+    with_parity: bool,
     /// When the group was last offered to members, and over which link.
     offered: BTreeMap<NodeId, (u64, LinkId)>,
     /// What the member was told last.
@@ -35,8 +36,13 @@ fn replicas(id: NodeId, around: &Around<'_>) -> Vec<NodeId> {
 }
 
 impl Sending {
-    /// Joins a group, if all replicas that are there are reached by one transport that has groups.
-    pub fn start(id: NodeId, around: &mut Around<'_>) -> Result<Sending, NoGroup> {
+    /// Joins a group, if all replicas that are there are reached by one transport that has groups. Frames have parity if it is
+    /// wanted, and if the transport can deliver damaged ones.
+    pub fn start(
+        id: NodeId,
+        wants_parity: bool,
+        around: &mut Around<'_>,
+    ) -> Result<Sending, NoGroup> {
         let mut found: Option<(Provider, GroupAddress)> = None;
         for node in replicas(id, around)
             .into_iter()
@@ -53,9 +59,16 @@ impl Sending {
                 _ => found = Some((provider, address)),
             }
         }
-        let (provider, address) = found.ok_or("no replica is there")?;
-        let longest = around.messenger.group_bytes(provider);
-        let longest = longest.ok_or_else(|| format!("{provider} has no groups"))?;
+        let (provider, mut address) = found.ok_or("no replica is there")?;
+        let Multicast::Lossy {
+            bytes,
+            may_be_unchecked,
+        } = around.messenger.multicast(provider)
+        else {
+            return Err(format!("{provider} has no groups").into());
+        };
+        let with_parity = wants_parity && may_be_unchecked;
+        address.is_unchecked = with_parity;
         around.messenger.join_group(provider, OUT, address)?;
         let key = Key(fabric::random_key());
         let stream = Stream {
@@ -63,15 +76,15 @@ impl Sending {
             epoch: around.member.map().epoch,
             unit: UNIT,
         };
-        let with_parity = around.map.options().parity;
         let defects = Defects::default();
-        let sender = Sender::new(stream, key.clone(), longest as usize, with_parity, defects);
+        let sender = Sender::new(stream, key.clone(), bytes as usize, with_parity, defects);
         Ok(Sending {
             id,
             provider,
             address,
             key,
             sender,
+            with_parity,
             offered: BTreeMap::new(),
             told: (Vec::new(), 0),
         })
@@ -190,7 +203,9 @@ impl Sending {
         status.used = true;
         status.members = self.sender.members().count();
         let GroupAddress { address, port, .. } = self.address;
-        status.reason = format!("multicast over {} at {address}:{port}", self.provider).into();
+        let parity = if self.with_parity { "with parity " } else { "" };
+        let provider = self.provider;
+        status.reason = format!("multicast over {provider} {parity}at {address}:{port}").into();
         status.sent += sent;
         status.sent_again += again;
     }
