@@ -46,8 +46,7 @@ struct Stamp {
     /// The epoch of the record that changed it.
     epoch: u32,
     version: u64,
-    /// Times of the last change and of the last read, in nanoseconds.
-    times: [i64; 2],
+    changed_ns: i64,
 }
 
 /// State that later checks need.
@@ -338,7 +337,7 @@ impl World {
         }
     }
 
-    /// The times of a file's last change and last read do not go back by a change that another member orders. While one leads it does so as on
+    /// The time of a file's last change does not go back by a change that another member orders. While one leads it does so as on
     /// every machine, when the date is set back; then a later member knows of the newer time only if its ring holds that record.
     fn check_stamp(&mut self, epoch: u32, outcome: &Outcome) -> Result<(), String> {
         let Some(shown) = outcome.attributes else {
@@ -349,24 +348,22 @@ impl World {
         let stamp = Stamp {
             epoch: lineage.iter().rfind(has_it).map_or(0, |of| of.epoch),
             version: shown.version,
-            times: [shown.changed_ns, shown.accessed_ns],
+            changed_ns: shown.changed_ns,
         };
         let file = (shown.number, shown.generation);
         let known = self.watch.stamps.entry(file).or_insert(stamp);
-        if stamp.version < known.version || stamp.times == known.times {
+        if stamp.version < known.version || stamp.changed_ns == known.changed_ns {
             return Ok(());
         }
         let before = std::mem::replace(known, stamp);
         let dated_back = self.watch.dated_back;
         let is_held =
             stamp.epoch != before.epoch && dated_back.is_none_or(|dated| dated < before.epoch);
-        let mut times = before.times.into_iter().zip(stamp.times);
-        let back = times.position(|(before, time)| is_held && time < before);
-        if let Some(which) = back {
-            let seconds = (before.times[which] - stamp.times[which]) / 1_000_000_000;
-            let (inode, what) = (shown.number, ["change", "read"][which]);
+        if is_held && stamp.changed_ns < before.changed_ns {
+            let seconds = (before.changed_ns - stamp.changed_ns) / 1_000_000_000;
+            let inode = shown.number;
             return Err(format!(
-                "the time of the last {what} of inode {inode} goes {seconds} s back"
+                "the time of change of inode {inode} goes {seconds} s back"
             ));
         }
         Ok(())
