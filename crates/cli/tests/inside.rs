@@ -156,6 +156,40 @@ fn reads_in_the_process_of_the_primary_need_no_message() {
     });
 }
 
+/// How often the service thread of a node has blocked.
+fn blocks(node: &Value) -> usize {
+    let tasks = PathBuf::from(format!("/proc/{}/task", node["pid"]));
+    let tasks = std::fs::read_dir(tasks).expect("the node runs");
+    let path = |task: std::io::Result<std::fs::DirEntry>| task.expect("a thread").path();
+    let is_service = |task: &PathBuf| {
+        let name = std::fs::read_to_string(task.join("comm"));
+        name.is_ok_and(|name| name.trim() == "tako-serve")
+    };
+    let service = tasks.map(path).find(is_service).expect("a service thread");
+    let status = std::fs::read_to_string(service.join("status")).expect("it runs");
+    let mut lines = status.lines();
+    let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    let count = count.expect("the kernel counts them").trim();
+    count.parse().expect("a number")
+}
+
+#[test]
+fn changes_of_a_mount_inside_do_not_wake_up_the_service_thread() {
+    const CHANGES: usize = 500;
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "1");
+    let node = host(&cluster.status());
+    let file = File::create(mount.join("file")).expect("made");
+    let before = blocks(&node);
+    for number in 0..CHANGES as u64 {
+        file.write_all_at(&number.to_le_bytes(), 8 * number)
+            .expect("written");
+    }
+    let blocked = blocks(&node) - before;
+    // It wakes up by itself a few times in a second.
+    assert!(blocked < CHANGES / 8, "{blocked} of {CHANGES}");
+}
+
 #[test]
 fn a_killed_host_is_a_failover_for_others_and_a_replica_outlives_the_primary() {
     let cluster = Cluster::new();

@@ -115,13 +115,14 @@ impl Service {
                 *guard = None;
                 return ended;
             }
-            let timeout = service.timeout(clock::now());
+            let now = clock::now();
+            let timeout = service.timeout(now);
             if service.outbox.is_none() {
                 service.messenger.wait(&mut service.events, timeout);
                 service.take_all();
                 continue;
             }
-            let armed = service.arm(timeout);
+            let armed = service.arm(now, timeout);
             let ready = MutexGuard::unlocked(&mut guard, || armed.block());
             if let Some(service) = guard.as_mut() {
                 service.messenger.disarm(Some(&ready), &mut service.events);
@@ -130,11 +131,11 @@ impl Service {
         }
     }
 
-    /// Prepares to block, for another thread than this one perhaps.
-    fn arm(&mut self, timeout: Duration) -> Armed {
+    /// Prepares to block for so long from `now` on. A later reading of the clock would show a time behind the next time-out, and
+    /// each call of the client inside would wake up the thread for that.
+    fn arm(&mut self, now: u64, timeout: Duration) -> Armed {
         let armed = self.messenger.arm(timeout);
-        let timeout = armed.timeout().as_nanos() as u64;
-        self.blocked_until = clock::now() + timeout;
+        self.blocked_until = now + armed.timeout().as_nanos() as u64;
         armed
     }
 
