@@ -8,10 +8,10 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The pool that is measured failed.
-    #[error("the pool that is measured: {0}")]
+    #[error("the measured pool failed: {0}")]
     Tako(#[from] client::Error),
     /// The memory for a pool could not be had.
-    #[error("no memory to measure in: {0}")]
+    #[error("cannot allocate memory for the measurement: {0}")]
     Memory(#[from] pmem::Error),
     /// A call that is the limit of a row failed.
     #[error("a call on tmpfs, to compare with, failed: {0}")]
@@ -25,7 +25,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The pool that is measured could not be opened.
-    #[error("the pool that is measured: {0}")]
+    #[error("the measured pool failed: {0}")]
     Pool(#[from] store::Error),
     /// A read or write did less than it was asked to, with all the file there.
     #[error("{done} bytes were read or written instead of {wanted}; is the pool or /dev/shm full?")]
@@ -36,13 +36,13 @@ pub enum Error {
         wanted: usize,
     },
     /// The transport that is measured failed.
-    #[error("the transport that is measured: {0}")]
+    #[error("the measured transport failed: {0}")]
     Fabric(String),
     /// A socket to compare with failed.
     #[error("a socket, to compare with, failed: {0}")]
     Socket(#[from] std::io::Error),
     /// The mount that is measured failed.
-    #[error("the mount that is measured: {0}")]
+    #[error("the measured mount failed: {0}")]
     Mount(String),
     /// No measurement has this text in its name.
     #[error("no measurement has '{0}' in its name or its group's; without a name all of them run")]

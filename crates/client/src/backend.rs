@@ -26,7 +26,7 @@ pub(crate) type Result<T> = std::result::Result<T, Cause>;
 pub(crate) enum Backend {
     /// A pool of this process.
     Embedded(Embedded),
-    /// A cluster.
+    /// Files of a cluster.
     Remote(Remote),
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Backend {
 pub(crate) enum Inode {
     /// In a pool of this process: the live inode itself, so that no call looks it up.
     Embedded(EmbeddedInode),
-    /// In a cluster.
+    /// Inode of a cluster.
     Remote(Arc<RemoteInode>),
 }
 

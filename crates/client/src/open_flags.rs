@@ -32,7 +32,7 @@ pub struct OpenFlags {
 }
 
 impl OpenFlags {
-    /// Open for reading.
+    /// Opens a file for reading.
     pub const READ: OpenFlags = OpenFlags {
         read: true,
         write: false,
@@ -45,7 +45,7 @@ impl OpenFlags {
         no_access_time: false,
     };
 
-    /// Open for writing.
+    /// Opens a file for writing.
     pub const WRITE: OpenFlags = OpenFlags {
         read: false,
         write: true,

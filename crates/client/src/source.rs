@@ -36,11 +36,11 @@ pub struct Source {
     pub name: String,
 }
 
-/// Why a source is no source, or leads nowhere.
+/// Why a source is invalid, or cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The text is no source.
-    #[error("'{0}' is no source: {1}; write tako:///NAME or tako://HOST:PORT[,HOST:PORT]/NAME")]
+    /// The text is not a source.
+    #[error("invalid source '{0}': {1}; write tako:///NAME or tako://HOST:PORT[,HOST:PORT]/NAME")]
     Syntax(String, &'static str),
     /// No cluster of this name was started on this host.
     #[error("there is no cluster {0} on this host; start it with `tako up --name {0}`")]
@@ -51,7 +51,7 @@ pub enum SourceError {
          `tako down --name {name} --remove`"
     )]
     Map {
-        /// The cluster.
+        /// Name of the cluster.
         name: String,
         /// The file with its map.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum SourceError {
     },
     /// The cluster is reached over a network, and there are no keys.
     #[error(
-        "{0} is reached over a network, which takes keys; name their directory with `-o keys=DIR` or $TAKO_KEYS"
+        "{0} is reached over a network, and needs keys; name their directory with `-o keys=DIR` or $TAKO_KEYS"
     )]
     NoKeys(String),
     /// The keys are unusable.
@@ -69,9 +69,9 @@ pub enum SourceError {
     /// A host has no address.
     #[error("{host} has no address: {reason}; check its name")]
     Host {
-        /// The host.
+        /// Name of the host.
         host: String,
-        /// Why not.
+        /// Reason that the resolver gives.
         reason: String,
     },
 }
@@ -254,7 +254,7 @@ mod tests {
         for text in texts {
             let error = text.parse::<Source>().expect_err(text).to_string();
             assert!(
-                error.starts_with(&format!("'{text}' is no source: ")),
+                error.starts_with(&format!("invalid source '{text}': ")),
                 "{error}"
             );
         }

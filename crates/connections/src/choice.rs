@@ -103,9 +103,9 @@ impl Offers {
 /// One of the two.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// Its node's name.
+    /// Name of the node.
     pub node: &'a str,
-    /// Its transports.
+    /// Transports that the node offers.
     pub offers: &'a Offers,
 }
 
@@ -121,7 +121,7 @@ pub enum Connectivity {
 /// The transport that was chosen for a pair of nodes, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The transport.
+    /// Transport that was chosen.
     pub provider: Provider,
     /// The faster ones, and why each was not taken.
     pub passed_over: Vec<(Provider, String)>,

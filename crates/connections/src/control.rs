@@ -72,11 +72,11 @@ impl fmt::Display for Address {
 /// This process, as its peers see it.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// Its identity.
+    /// Identity of the process.
     pub identity: Identity,
-    /// Its transports.
+    /// Transports that the node offers.
     pub offers: Offers,
-    /// Its time limits.
+    /// Time limits of its connections.
     pub options: Options,
 }
 
@@ -104,7 +104,7 @@ impl Default for Options {
 /// Authenticated identity of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerIdentity {
-    /// Its node's name.
+    /// Name of the node.
     pub node: String,
     /// Its process, if it is on this host and connected by a Unix socket: its number, as this process sees it.
     pub process: Option<u32>,

@@ -53,9 +53,9 @@ pub(crate) const FILES: [&str; 4] = [AUTHORITY, NODE, NODE_KEY, REVOKED];
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No node can have this name.
-    #[error("'{name}' cannot be a node's name; use 1 to 63 of a to z, 0 to 9, and '-' inside")]
+    #[error("a node's name must be 1–63 of a–z, 0–9, and '-' inside, got '{name}'")]
     Name {
-        /// The name.
+        /// Name that was given.
         name: String,
     },
     /// Something is there already.
@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// A file is not there.
     #[error(
-        "{path} is missing; make keys with `tako keys`, and give each node the directory that bears its name"
+        "{path} is missing; make keys with `tako keys`, and give each node the directory of its name"
     )]
     Missing {
         /// Path of the file.
@@ -75,39 +75,39 @@ pub enum Error {
     /// Others than the owner may use a key.
     #[error("{path} can be used by others (mode {mode:04o}); run `chmod 600` on it")]
     Open {
-        /// The key.
+        /// Path of the key.
         path: PathBuf,
-        /// Its permissions.
+        /// Permission bits of the file.
         mode: u32,
     },
     /// A key belongs to another user.
     #[error("{path} belongs to user {owner}; run `chown` on it, or run as that user")]
     Owner {
-        /// The key.
+        /// Path of the key.
         path: PathBuf,
         /// User that owns it.
         owner: u32,
     },
     /// A file holds something else.
-    #[error("{path} holds no {what}; copy the directory of keys again")]
+    #[error("{path} contains no {what}; copy the directory of keys again")]
     Contents {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Expected contents.
+        /// Contents that were expected.
         what: &'static str,
     },
     /// The last write to the list of issued certificates was interrupted; no action of its last line was executed.
     #[error(
-        "{path} ends within a line, which was not written whole; remove that line, and do again what was cut off"
+        "{path} ends in an incomplete line; remove that line, and repeat the command that was interrupted"
     )]
     Torn {
-        /// The list.
+        /// Path of the list.
         path: PathBuf,
     },
     /// The certificate has expired.
     #[error("the certificate {path} expired {days} days ago; issue another with `tako keys issue`")]
     Expired {
-        /// Where it is.
+        /// Path of the certificate.
         path: PathBuf,
         /// Whole days since then.
         days: u64,
@@ -115,13 +115,13 @@ pub enum Error {
     /// The certificate's time has not come.
     #[error("the certificate {path} is not valid yet; check the clock of this host")]
     Early {
-        /// Where it is.
+        /// Path of the certificate.
         path: PathBuf,
     },
     /// The authority has taken the certificate back.
     #[error("the certificate {path} was revoked; issue another with `tako keys issue`")]
     Revoked {
-        /// Where it is.
+        /// Path of the certificate.
         path: PathBuf,
     },
     /// No certificate was issued for a node.
@@ -129,37 +129,37 @@ pub enum Error {
     Unknown {
         /// The list of issued certificates.
         path: PathBuf,
-        /// The node.
+        /// Name of the node.
         node: String,
     },
     /// A process cannot become another node.
-    #[error("{path} holds keys of another node now; restart this one to use them")]
+    #[error("{path} contains keys of another node now; restart this node to use them")]
     Changed {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// A key and a certificate are not of one pair.
     #[error("{key} is not the key of {certificate}; copy both from where they were made")]
     Pair {
-        /// The key.
+        /// Path of the key.
         key: PathBuf,
-        /// The certificate.
+        /// Path of the certificate.
         certificate: PathBuf,
     },
     /// Another authority issued the certificate.
     #[error("{certificate} was not issued by {authority}; copy both from where they were made")]
     Issuer {
-        /// The certificate.
+        /// Path of the certificate.
         certificate: PathBuf,
-        /// The authority.
+        /// Path of the authority's certificate.
         authority: PathBuf,
     },
     /// The system refused.
     #[error("cannot {what} {path}: {source}; check the path and its permissions")]
     System {
-        /// A verb.
+        /// Attempted action, as a verb.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the system.
         source: io::Error,
@@ -172,7 +172,7 @@ pub enum Error {
 /// Files that were made for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// The cluster.
+    /// Identity of the cluster.
     pub cluster: [u8; 16],
     /// Directory of the node's files.
     pub directory: PathBuf,

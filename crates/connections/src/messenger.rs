@@ -97,12 +97,12 @@ pub enum Event {
     Message {
         /// The link that it came over.
         link: LinkId,
-        /// Its bytes.
+        /// Bytes of the message.
         bytes: Bytes,
     },
     /// [`Messenger::dial`] has ended.
     Dialed {
-        /// The attempt.
+        /// Attempt that has ended.
         dial: DialId,
         /// The link, or why there is none.
         outcome: Result<LinkId, control::Error>,
@@ -111,28 +111,28 @@ pub enum Event {
     Accepted(Result<LinkId, control::Error>),
     /// The peer lets this side reach memory of its.
     Exported {
-        /// The link.
+        /// Link that the event concerns.
         link: LinkId,
         /// The peer's name of the memory.
         name: u64,
     },
     /// The peer has called [`Messenger::tell`].
     Told {
-        /// The link.
+        /// Link that the event concerns.
         link: LinkId,
-        /// What it told.
+        /// Bytes that the peer sent beside messages.
         bytes: Vec<u8>,
     },
     /// A datagram of a group, from anybody.
     Group {
-        /// The group.
+        /// Group that received the message.
         group: GroupId,
-        /// Its bytes.
+        /// Bytes of the message.
         bytes: Vec<u8>,
     },
     /// [`Messenger::transfer`] has ended.
     Transferred {
-        /// The link.
+        /// Link that the event concerns.
         link: LinkId,
         /// The caller's number.
         id: u64,
@@ -142,7 +142,7 @@ pub enum Event {
     /// The link has ended. Undelivered messages are lost, and whether unfinished transfers were executed, or will be,
     /// is unknown.
     Lost {
-        /// The link.
+        /// Link that the event concerns.
         link: LinkId,
         /// Reason of the end.
         reason: Reason,
@@ -183,7 +183,7 @@ pub enum SendError {
     TooLong(usize),
     /// The peer takes no messages.
     #[error(
-        "{0} bytes of messages wait for the peer, which takes none; close the link, or send later"
+        "{0} bytes of messages wait for the peer, which receives none; close the link, or send later"
     )]
     Backlog(usize),
 }

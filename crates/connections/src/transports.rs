@@ -12,11 +12,11 @@ use fabric::{Device, Error, Provider, Queue, QueueOptions};
 /// Transports that a process requests.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Only this one.
+    /// Transport to use instead of a choice.
     pub only: Option<Provider>,
-    /// Which adapter.
+    /// Options that choose the RDMA adapter.
     pub verbs: VerbsOptions,
-    /// Which interface.
+    /// Options that choose the Ethernet interface.
     pub ethernet: EthernetOptions,
     /// How endpoints over TCP are made and kept.
     pub tcp: TcpOptions,

@@ -136,7 +136,7 @@ impl Card {
         self.hardware
     }
 
-    /// Its PCI address.
+    /// Returns the PCI address of the card.
     pub fn address(&self) -> &str {
         &self.address
     }

@@ -10,7 +10,7 @@ pub enum Error {
         "adapter {address} cannot be opened: it has no IOMMU group; check the address, and boot with an IOMMU (`intel_iommu=on`)"
     )]
     NoGroup {
-        /// PCI address.
+        /// PCI address of the adapter.
         address: String,
     },
     /// A kernel driver has a device of the group.
@@ -18,7 +18,7 @@ pub enum Error {
         "adapter {address} cannot be opened: a kernel driver has a device of IOMMU group {group}; bind them all to vfio-pci"
     )]
     Bound {
-        /// PCI address.
+        /// PCI address of the adapter.
         address: String,
         /// The group's number.
         group: String,
@@ -28,7 +28,7 @@ pub enum Error {
         "adapter {address} cannot be opened: it is {found}, not 8086:10d3; name one of Intel's 82574"
     )]
     Foreign {
-        /// PCI address.
+        /// PCI address of the adapter.
         address: String,
         /// Vendor and device.
         found: String,
@@ -44,7 +44,7 @@ pub enum Error {
     /// The adapter does not answer.
     #[error("adapter {address} {what}: it did not answer within 5 s; check its cable, or reset it")]
     Silent {
-        /// PCI address.
+        /// PCI address of the adapter.
         address: String,
         /// A phrase with a verb.
         what: &'static str,

@@ -45,7 +45,7 @@ pub struct BufferDescriptor {
     pub region: RegionDescriptor,
     /// Where the data begins in it.
     pub offset: u64,
-    /// Bytes of data.
+    /// Length of the data, in bytes.
     pub length: u32,
 }
 

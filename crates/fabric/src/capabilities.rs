@@ -53,7 +53,7 @@ pub enum Provider {
     Ethernet,
     /// Connections over IP.
     Tcp,
-    /// The simulation.
+    /// Simulated network of the lab.
     Simulated,
 }
 

@@ -12,7 +12,7 @@ pub enum Error {
     /// This transport cannot use the memory.
     #[error("{memory} cannot be registered with {provider}: {reason}")]
     Memory {
-        /// The transport.
+        /// Transport that refused.
         provider: Provider,
         /// Kind of the memory.
         memory: String,
@@ -28,7 +28,7 @@ pub enum Error {
     /// Invalid options of a queue.
     #[error("queue option `{option}` must be {least}–{most}, got {value}")]
     QueueOptions {
-        /// Which option.
+        /// Name of the option.
         option: &'static str,
         /// The given value.
         value: u64,
@@ -44,9 +44,9 @@ pub enum Error {
         endpoints: usize,
     },
     /// The transport cannot do this at all.
-    #[error("{provider} has no {what}; look at the capabilities first")]
+    #[error("{provider} has no {what}; check its capabilities first")]
     Unsupported {
-        /// The transport.
+        /// Transport that refused.
         provider: Provider,
         /// The requested feature.
         what: &'static str,
@@ -54,7 +54,7 @@ pub enum Error {
     /// The transport that must be used is not there.
     #[error("{provider} was asked for and cannot be used: {source}")]
     Forced {
-        /// The transport.
+        /// Transport that refused.
         provider: Provider,
         /// Why not, and what to do.
         source: Box<Error>,
@@ -75,7 +75,7 @@ pub enum Error {
         what: String,
         /// Error of the system.
         source: io::Error,
-        /// What to do.
+        /// Advice for the user.
         remedy: &'static str,
     },
     /// An RDMA adapter, or its library, refused.
@@ -104,12 +104,12 @@ pub enum Failure {
     PeerLost,
     /// The adapter of this node has failed.
     #[error(
-        "the adapter of this node has failed; connect again by another transport, or when it is back"
+        "the adapter of this node has failed; connect through another transport, or again after the adapter is repaired"
     )]
     AdapterFailed,
     /// The peer's memory is mapped here, and is not there any more: the data read or written is invalid.
     #[error(
-        "the peer's memory is gone: its file was shortened, or its device failed; the peer has to lend other memory"
+        "the peer's memory is gone: its file was shortened, or its device failed; export other memory at the peer"
     )]
     MemoryGone,
     /// The peer sent something forbidden.

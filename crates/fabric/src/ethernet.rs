@@ -59,7 +59,7 @@ const MESSAGE_MAX: u32 = 1 << 20;
 pub struct EthernetOptions {
     /// The interface. Without one there is no transport over Ethernet.
     pub interface: Option<String>,
-    /// Its queue.
+    /// Number of the interface's queue.
     pub queue: u32,
     /// EtherTypes of data and of commands; the same on both sides.
     pub types: [u16; 2],
@@ -149,9 +149,9 @@ pub struct PlacedPool {
 pub struct FrameFaults {
     /// Share of lost frames.
     pub loss_permille: u32,
-    /// Received twice.
+    /// Share of frames that are received twice.
     pub duplication_permille: u32,
-    /// Received after the next one.
+    /// Share of frames that are received after the next one.
     pub reorder_permille: u32,
     /// Received with one wrong bit.
     pub corruption_permille: u32,
@@ -186,7 +186,7 @@ pub struct EthernetCounters {
     pub refused: u64,
     /// Runs of blocks that were received where they belong.
     pub placed: u64,
-    /// Frames of these.
+    /// Number of frames in these runs.
     pub placed_frames: u64,
     /// Frames of reads that were sent to be placed.
     pub fetched_frames: u64,

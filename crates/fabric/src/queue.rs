@@ -101,7 +101,7 @@ const LOOKS: u32 = 16;
 /// Counts of events of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests taken.
+    /// Requests that were posted.
     pub posted: u64,
     /// Number of signaled ones among them.
     pub signaled: u64,
@@ -111,9 +111,9 @@ pub struct Counters {
     pub credits_told: u64,
     /// Times that a peer was asked for its count.
     pub credits_asked: u64,
-    /// Messages that came.
+    /// Messages that were received.
     pub received: u64,
-    /// Endpoints lost.
+    /// Endpoints that were lost.
     pub lost: u64,
     /// Number of those caused by violations of the peer.
     pub violations: u64,

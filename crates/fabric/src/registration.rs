@@ -23,7 +23,7 @@ impl Access {
     pub const WRITE: Access = Access(2);
     /// Compare-and-swap and fetch-and-add.
     pub const ATOMIC: Access = Access(4);
-    /// All of these.
+    /// All three permissions together.
     pub const ALL: Access = Access(7);
 
     /// Whether this allows all that `other` does.
@@ -198,9 +198,9 @@ impl fmt::Debug for Registration {
 /// A range of registered memory of this side.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// The memory.
+    /// Memory that holds the data.
     pub registration: &'a Registration,
-    /// Where in it.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub length: u32,
@@ -215,7 +215,7 @@ pub struct RegionDescriptor {
     pub base: u64,
     /// Length in bytes.
     pub length: u64,
-    /// Permitted accesses.
+    /// Accesses that the peer may make.
     pub access: Access,
 }
 
@@ -249,7 +249,7 @@ impl RemoteRegion {
 /// A place in a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// The memory.
+    /// Memory that holds the data.
     pub region: RemoteRegion,
     /// Bytes from the start of the peer's region.
     pub offset: u64,

@@ -69,7 +69,7 @@ struct ExportsState {
     holders: Vec<Holder>,
 }
 
-/// One of them.
+/// Holder of an export.
 enum Holder {
     /// All of another process: its mappings are not visible.
     Process(Arc<Process>),

@@ -17,7 +17,7 @@ use crate::{
 /// Part of a region, for one owner until this is dropped.
 #[derive(Debug)]
 pub struct ReadMemory {
-    /// The region.
+    /// Region that holds the bytes.
     pub region: Region,
     /// Where the part begins.
     pub start: u64,
@@ -27,7 +27,7 @@ pub struct ReadMemory {
 
 /// A transport as a process has it, once. Its threads open a [`Transport`] each.
 pub trait Device: Send + Sync {
-    /// Its capabilities.
+    /// Returns the capabilities of the transport.
     fn capabilities(&self) -> Capabilities;
 
     /// Registers memory: for the own side for all requests, and for peers with the rights of `access`.
@@ -83,7 +83,7 @@ pub trait Device: Send + Sync {
 /// ranges are inside their registrations and allowed by the descriptor that was imported. Nothing of the kind is
 /// promised of peers.
 pub trait Transport: Send {
-    /// Its capabilities.
+    /// Returns the capabilities of the transport.
     fn capabilities(&self) -> &Capabilities;
 
     /// Makes this side of an endpoint, and returns the data for the peer.
@@ -289,9 +289,9 @@ pub struct GroupAddress {
 /// A buffer that waits for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Supply {
-    /// From an endpoint.
+    /// Buffer of an endpoint.
     Endpoint(u32),
-    /// From a group.
+    /// Buffer of a group.
     Group(u32),
 }
 
@@ -302,7 +302,7 @@ pub struct Request<'a> {
     pub sequence: u64,
     /// Whether its completion has to be reported; the report covers all before it, too.
     pub signaled: bool,
-    /// The operation.
+    /// Operation to execute.
     pub operation: &'a Work<'a>,
     /// The peer's total of credits: new with every [`Work::Send`], else as reported before.
     pub returned: u32,
@@ -320,7 +320,7 @@ impl Request<'_> {
 /// Sender of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// A peer.
+    /// Endpoint of a peer.
     Endpoint(EndpointId),
     /// Some member of a group.
     Group(GroupId),
@@ -351,7 +351,7 @@ pub enum Report {
     Received {
         /// Sender of the message.
         origin: Origin,
-        /// Where it is.
+        /// Buffer that holds the data.
         buffer: Option<Arrival>,
         /// The 32 bits beside it.
         immediate: Option<u32>,
@@ -360,9 +360,9 @@ pub enum Report {
     Credit {
         /// Endpoint of the peer.
         endpoint: EndpointId,
-        /// Its count.
+        /// Count of returned credits.
         returned: u32,
-        /// Whether it asks.
+        /// Whether the peer asks for credits.
         ask: bool,
     },
     /// The endpoint is of no use any more, whatever was outstanding.
@@ -377,10 +377,10 @@ pub enum Report {
 /// Where a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The supplied buffer.
+    /// Buffer that the message arrived in.
     pub buffer: Supply,
     /// Where in the buffer it begins.
     pub start: u32,
-    /// Its bytes.
+    /// Number of bytes that arrived.
     pub length: u32,
 }

@@ -59,7 +59,7 @@ pub enum Work<'a> {
     Read {
         /// Destination of the data.
         into: &'a [Piece<'a>],
-        /// Where from.
+        /// Remote memory to read.
         from: Remote,
     },
     /// Copies into a peer's memory.
@@ -75,9 +75,9 @@ pub enum Work<'a> {
     CompareAndSwap {
         /// A multiple of 8.
         at: Remote,
-        /// Expected value.
+        /// Value to compare the memory with.
         expected: u64,
-        /// New value.
+        /// Value to store if the comparison succeeds.
         new: u64,
     },
     /// Adds to a word of 8 bytes, wrapping; the completion has the former value.
@@ -87,7 +87,7 @@ pub enum Work<'a> {
         /// Value to add.
         addend: u64,
     },
-    /// A message.
+    /// Message to the peer.
     Send {
         /// Its data: at most `message_bytes`.
         from: Source<'a>,
@@ -129,7 +129,7 @@ pub struct WorkRequest<'a> {
     pub id: WrId,
     /// Whether the caller wants a report when it is done. Failures are always reported.
     pub notify: bool,
-    /// The operation.
+    /// Operation to execute.
     pub operation: Work<'a>,
     /// A buffer that belongs to the request until it is done.
     pub keep: Option<&'a Buffer>,
@@ -166,13 +166,13 @@ impl<'a> WorkRequest<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// As many requests as allowed are outstanding, or the receiver has no buffer free: poll, and post it again.
-    #[error("too much is outstanding; poll and post it again")]
+    #[error("too many requests are in flight; poll the queue and post the request again")]
     Held,
     /// The endpoint was closed or lost.
     #[error("the endpoint was closed or lost; set up a new one")]
     NoEndpoint,
     /// It can never be executed: longer than the capabilities allow, outside of the region, or not allowed there.
-    #[error("the request cannot be: {0}")]
+    #[error("invalid request: {0}")]
     Invalid(&'static str),
 }
 

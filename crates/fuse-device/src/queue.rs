@@ -51,7 +51,7 @@ pub const NUDGE_NAME: &CStr = c"security.tako.nudge";
 /// Where the payload of a slot begins: behind the page that has the rest.
 const PAYLOAD: usize = 4096;
 
-/// `struct fuse_uring_req_header`.
+/// Header of a request, `struct fuse_uring_req_header`.
 #[repr(C)]
 struct Head {
     in_out: [u8; HEADER],
@@ -59,7 +59,7 @@ struct Head {
     entry: Entry,
 }
 
-/// `struct fuse_uring_ent_in_out`.
+/// State of an entry, `struct fuse_uring_ent_in_out`.
 #[repr(C)]
 struct Entry {
     flags: u64,
@@ -150,7 +150,7 @@ pub struct Queue {
     ring: IoUring<Entry128, cqueue::Entry>,
     device: Arc<OwnedFd>,
     slots: Vec<Slot>,
-    /// Initial number.
+    /// Number of the first entry.
     first: usize,
     payload_length: usize,
     depth: usize,
@@ -166,7 +166,7 @@ pub struct Queue {
 /// A request of this process, made by a thread of the kernel on this thread's processor, so that no thread of this
 /// process waits for it.
 struct Nudge {
-    /// The path.
+    /// Memory with the path of the request.
     memory: ManuallyDrop<Memory>,
     under_way: usize,
 }

@@ -46,7 +46,7 @@ pub enum Error {
         "cannot run fusermount3, which users other than root need: {0}; install fuse3, or mount as root"
     )]
     NoHelper(io::Error),
-    /// The same, refusing.
+    /// fusermount3 refused to mount or unmount.
     #[error(
         "{}: {message}; do it as root, or as the user whose directory and mount it is",
         directory.display()
@@ -61,23 +61,23 @@ pub enum Error {
     #[error("mount option '{0}' is unknown or lacks a value; known are {known}", known = crate::options::KNOWN)]
     Option(String),
     /// A mount option with a value that it does not take.
-    #[error("mount option '{option}' has a value that it does not take; give {allowed}")]
+    #[error("invalid mount option '{option}'; give {allowed}")]
     OptionValue {
         /// The option and its value.
         option: String,
-        /// Allowed values.
+        /// Values that are allowed.
         allowed: &'static str,
     },
     /// Two mount options that exclude each other.
     #[error("mount options '{option}' and '{other}' exclude each other; give one of them")]
     OptionsConflict {
-        /// One option.
+        /// The first of the two options.
         option: String,
-        /// The other.
+        /// The second of the two options.
         other: &'static str,
     },
     /// A mount option that fusermount3 does not set.
-    #[error("mount option '{0}' takes root; mount as root, or leave it out")]
+    #[error("mount option '{0}' needs root; mount as root, or leave it out")]
     TakesRoot(&'static str),
     /// A mount option that cannot be changed while mounted.
     #[error(
@@ -86,7 +86,7 @@ pub enum Error {
     )]
     NotChangeable(String),
     /// Only root changes mounts.
-    #[error("cannot remount {}: this takes root; unmount it and mount it again with the new options", .0.display())]
+    #[error("cannot remount {}: only root can do it; unmount it and mount it again with the new options", .0.display())]
     RemountTakesRoot(PathBuf),
     /// The conversation with the kernel could not be started, or broke off.
     #[error("the kernel's FUSE session at {} failed: {source}; see the kernel's log", directory.display())]

@@ -33,7 +33,7 @@ pub(crate) const DATA_LENGTH_MAX: usize = 1 << 20;
 pub enum Transport {
     /// A queue per processor, served by a thread on that processor.
     Uring {
-        /// The queues.
+        /// Number of the queues.
         queues: usize,
         /// The kernel's module had them switched off until now.
         switched_on: bool,

@@ -32,7 +32,7 @@ fn no_cache_hides_data_in_holes() {
         let asking: Vec<String> = names.filter(|name| name.starts_with("iou-wrk")).collect();
         assert!(
             asking.is_empty(),
-            "a request of our own may be under way: {asking:?}"
+            "a request of our own may be in flight: {asking:?}"
         );
         mounted.end();
     }

@@ -241,7 +241,7 @@ pub struct Facts {
     pub links: u32,
     /// User that owns the file.
     pub uid: u32,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Bytes of a file or a symbolic link's target; else 0.
     pub size: u64,
@@ -249,7 +249,7 @@ pub struct Facts {
     pub modified_ns: Option<i64>,
     /// Flags that forbid changes.
     pub flags: FileFlags,
-    /// Extended attributes.
+    /// Extended attributes with their values.
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 

@@ -63,9 +63,9 @@ impl Default for Bounds {
 /// Counts of what was explored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Workloads run.
+    /// Number of workloads run.
     pub workloads: u64,
-    /// Moments inspected.
+    /// Number of inspected moments.
     pub moments: u64,
     /// Images that these moments allowed.
     pub possible: f64,

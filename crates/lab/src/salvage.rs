@@ -17,7 +17,7 @@ pub struct SalvagedFile {
     pub attributes: Attributes,
     /// Blocks of a file, or the target of a link.
     pub blocks: BTreeMap<u64, Option<Vec<u8>>>,
-    /// Extended attributes.
+    /// Extended attributes with their values.
     pub xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
     /// Names of a directory and their targets.
     pub names: Option<BTreeMap<Vec<u8>, u64>>,
@@ -181,7 +181,7 @@ impl Salvage {
                 || !self.inodes.contains_key(target)
                 || says(
                     number,
-                    &["the names in it are lost", "made anew", "is left out"],
+                    &["the names in it are lost", "recreated", "is left out"],
                 );
             if own.get(name) != Some(target) && !is_excused {
                 return Err(format!(

@@ -283,7 +283,7 @@ fn old_data_over_references() {
 }
 
 #[test]
-fn orphans_that_nobody_knows() {
+fn forgotten_orphans() {
     let forget_orphans = true;
     let defects = Defects {
         forget_orphans,

@@ -305,7 +305,7 @@ fn each_defect_of_groups_is_found() {
 }
 
 #[test]
-fn a_member_that_is_never_heard_is_given_up_and_holds_up_nobody() {
+fn a_silent_member_is_given_up_and_delays_no_other() {
     let mut sender = Sender::new(STREAM, Key([9; 32]), 1440, false, Defects::default());
     let mut receiver = Receiver::new(STREAM, Key([9; 32]), 8, Defects::default());
     for node in [2, 3] {

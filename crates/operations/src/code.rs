@@ -69,7 +69,7 @@ pub enum ErrorCode {
     NotForUsers = 15,
     /// A flag keeps it from being changed.
     #[error(
-        "this is immutable or may only be appended to; take the flag away first, through a mount with `chattr -i -a`"
+        "this is immutable or may only be appended to; clear the flag first, through a mount with `chattr -i -a`"
     )]
     Guarded = 16,
     /// The extents that move in one change must fit into one record.
@@ -109,7 +109,7 @@ pub enum ErrorCode {
     #[error("a record from another pool of the unit is refused")]
     BadRecord = 28,
     /// A geometry that cannot work.
-    #[error("a pool cannot be made with this geometry")]
+    #[error("cannot make a pool with this geometry")]
     BadGeometry = 29,
     /// A lock of another owner is in the way.
     #[error("another owner holds a lock of these bytes")]
@@ -137,7 +137,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// All codes.
+    /// All codes, in the order of their numbers.
     pub const ALL: [ErrorCode; 36] = {
         use ErrorCode::*;
         [

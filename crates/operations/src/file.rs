@@ -36,13 +36,13 @@ impl FileId {
 pub enum FileKind {
     /// A file with data.
     Regular,
-    /// A directory.
+    /// Directory of other files.
     Directory,
     /// A symbolic link.
     Symlink,
     /// A named pipe.
     Fifo,
-    /// A socket.
+    /// Socket of the address family `AF_UNIX`.
     Socket,
     /// A character device.
     CharacterDevice,
@@ -91,7 +91,7 @@ pub struct FileFlags {
 /// Attributes of an inode, as `stat` returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
-    /// Inode number.
+    /// Number of the inode.
     pub number: u64,
     /// Distinguishes files that had this number one after the other.
     pub generation: u32,
@@ -103,7 +103,7 @@ pub struct Attributes {
     pub links: u32,
     /// User that owns the file.
     pub uid: u32,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Length in bytes.
     pub size: u64,
@@ -143,7 +143,7 @@ pub struct SetAttributes {
     pub permissions: Option<u32>,
     /// User that owns the file; `None` leaves it unchanged.
     pub uid: Option<u32>,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: Option<u32>,
     /// Bytes: the file is cut, or grows by a hole.
     pub size: Option<u64>,
@@ -164,7 +164,7 @@ pub struct NewInode<'a> {
     pub permissions: u32,
     /// User that owns the new inode.
     pub uid: u32,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Device number of a device node, else 0.
     pub device: u32,
@@ -198,7 +198,7 @@ pub struct OwnedNewInode {
     pub permissions: u32,
     /// User that owns the new inode.
     pub uid: u32,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Device number of a device node, else 0.
     pub device: u32,
@@ -241,10 +241,10 @@ impl From<&NewInode<'_>> for OwnedNewInode {
 /// One name as it is read from a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The name.
+    /// Name of the entry.
     #[serde(with = "serde_bytes")]
     pub name: Vec<u8>,
-    /// Inode number.
+    /// Number of the inode.
     pub number: u64,
     /// Kind of the inode.
     pub kind: FileKind,

@@ -26,11 +26,11 @@ pub enum LockKind {
 /// A lock of a file, held or wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lock {
-    /// Its extent.
+    /// Space in which locks conflict.
     pub space: LockSpace,
     /// Which other locks it excludes.
     pub kind: LockKind,
-    /// Its first byte.
+    /// First byte of the range.
     pub start: u64,
     /// Its last byte, at most [`LOCK_END`].
     pub end: u64,

@@ -34,7 +34,7 @@ pub enum XattrMode {
     Set,
     /// It must not exist.
     Create,
-    /// It must exist.
+    /// Replaces an attribute, which must exist.
     Replace,
 }
 

@@ -14,7 +14,7 @@ pub const WAIT_ENDED: u64 = 2;
 /// Holds of one file: each keeps the file when it loses its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// The file.
+    /// File that the operation applies to.
     pub file: FileId,
     /// Number of holds.
     pub count: u64,
@@ -28,43 +28,43 @@ pub struct Held {
 pub enum Operation {
     /// Finds a name, also `.` and `..`. Outcome: file, attributes.
     Lookup {
-        /// The directory.
+        /// Directory that the operation applies to.
         directory: FileId,
         /// The name in it.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// Takes a hold.
+        /// Whether the session takes a hold of the file.
         hold: bool,
     },
     /// Outcome: file, attributes.
     Attributes {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
     },
     /// Changes attributes, the size among them. Outcome: file, attributes.
     SetAttributes {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
-        /// The changes.
+        /// Attributes to change, with their new values.
         change: SetAttributes,
     },
     /// Sets the flags that keep a file from being changed.
     SetFlags {
         /// The file or directory.
         file: FileId,
-        /// All its flags.
+        /// All flags that the file has afterwards.
         flags: FileFlags,
     },
     /// Makes a file, directory, symbolic link or special file; the name must be free. Outcome: file, attributes.
     Create {
-        /// The directory.
+        /// Directory that the operation applies to.
         directory: FileId,
         /// The name in it.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
         /// The inode to create.
         new: OwnedNewInode,
-        /// Takes a hold.
+        /// Whether the session takes a hold of the file.
         hold: bool,
     },
     /// Makes a file without a name, with one hold. Outcome: file, attributes.
@@ -78,7 +78,7 @@ pub enum Operation {
     },
     /// Gives a file one more name. Outcome: file, attributes.
     Link {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// The directory of the new name.
         directory: FileId,
@@ -88,7 +88,7 @@ pub enum Operation {
     },
     /// Removes a name of anything but a directory.
     Unlink {
-        /// The directory.
+        /// Directory that the operation applies to.
         directory: FileId,
         /// The name in it.
         #[serde(with = "serde_bytes")]
@@ -124,7 +124,7 @@ pub enum Operation {
     },
     /// Reads a page of a directory. Outcome: entries. Only the last page has room for one more entry of any name.
     ReadDirectory {
-        /// The directory.
+        /// Directory that the operation applies to.
         directory: FileId,
         /// Cookie of the entry before the page, 0 for the start.
         cookie: u64,
@@ -135,7 +135,7 @@ pub enum Operation {
     },
     /// Outcome: the value as data.
     Xattr {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Name of the attribute.
         #[serde(with = "serde_bytes")]
@@ -143,17 +143,17 @@ pub enum Operation {
     },
     /// Outcome: all names of extended attributes.
     XattrNames {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
     },
     /// Makes or replaces an extended attribute; access control lists are among them.
     SetXattr {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Name of the attribute.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// Its value.
+        /// New value of the attribute.
         #[serde(with = "serde_bytes")]
         value: Vec<u8>,
         /// How to treat an existing or a missing attribute.
@@ -161,7 +161,7 @@ pub enum Operation {
     },
     /// Removes an extended attribute.
     RemoveXattr {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Name of the attribute.
         #[serde(with = "serde_bytes")]
@@ -169,7 +169,7 @@ pub enum Operation {
     },
     /// Removes capabilities, as before a change by another user.
     DropPrivileges {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Also removes the set-user and set-group bits.
         set_id: bool,
@@ -183,7 +183,7 @@ pub enum Operation {
     },
     /// Outcome: data, shorter than asked for only at the end of the file.
     Read {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset of the first byte.
         offset: u64,
@@ -194,11 +194,11 @@ pub enum Operation {
     },
     /// Writes all of the data or nothing. Outcome: `offset` of the first byte, `count` of bytes.
     Write {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Position of the data in the file.
         at: WriteAt,
-        /// The data.
+        /// Bytes to write to the file.
         #[serde(deserialize_with = "crate::encoding::shared")]
         data: Bytes,
         /// First [`Operation::DropPrivileges`], with this `set_id`.
@@ -206,7 +206,7 @@ pub enum Operation {
     },
     /// Allocates, frees or moves the blocks of a range, in bytes.
     Fallocate {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Change to make.
         mode: Fallocate,
@@ -217,32 +217,32 @@ pub enum Operation {
     },
     /// Outcome: the first offset from here on that holds data, as position.
     NextData {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset, in bytes.
         offset: u64,
     },
     /// Outcome: the first offset from here on in a hole, as position; the end of the file counts as one.
     NextHole {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset, in bytes.
         offset: u64,
     },
     /// Outcome: the extent of this offset or the next one behind it.
     NextExtent {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset, in bytes.
         offset: u64,
     },
     /// Copies bytes between files, or within one. Outcome: `count` of bytes, which may be fewer.
     CopyRange {
-        /// The source.
+        /// File to copy from.
         file: FileId,
         /// Offset in the source.
         offset: u64,
-        /// The target.
+        /// File to copy to.
         to: FileId,
         /// Offset in the target.
         to_offset: u64,
@@ -251,7 +251,7 @@ pub enum Operation {
     },
     /// Keeps a file that loses its last name until the hold is released or the session ends. Outcome: file, attributes.
     Hold {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
     },
     /// Releases holds of the session.
@@ -261,25 +261,25 @@ pub enum Operation {
     },
     /// Takes a lock, or fails with [`ErrorCode::Locked`](crate::ErrorCode::Locked).
     SetLock {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
-        /// The lock.
+        /// Kind, range and owner of the lock.
         lock: Lock,
     },
     /// Outcome: the first lock that excludes this one, if any.
     TestLock {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
-        /// The lock.
+        /// Kind, range and owner of the lock.
         lock: Lock,
     },
     /// Waits for a lock, or continues to wait. Outcome: `count` is 1 if the lock is free now and reserved for its owner, to be
     /// taken by [`Operation::SetLock`]; 0 if it is not free: the owner is notified when it is; and [`WAIT_ENDED`] if the wait of
     /// this number has ended. Fails with [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if the wait would never end.
     WaitLock {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
-        /// The lock.
+        /// Kind, range and owner of the lock.
         lock: Lock,
         /// Number of the wait in its session, of the client's choice.
         wait: u64,
@@ -291,14 +291,14 @@ pub enum Operation {
     },
     /// Releases the owner's locks of these bytes; the kind has no meaning. Outcome: `count` of locks.
     Unlock {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
-        /// The range.
+        /// Range and owner of the lock to release.
         range: Lock,
     },
     /// Releases all locks of the session that were taken by an open file, of both spaces. Outcome: `count` of locks.
     UnlockHandle {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// The open file.
         handle: u64,
@@ -319,7 +319,7 @@ pub enum Operation {
     },
     /// Moves blocks of the session's grant, which hold the data already, into a file.
     Commit {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset in the file, a multiple of the block size.
         offset: u64,
@@ -336,7 +336,7 @@ pub enum Operation {
     },
     /// Outcome: the layout of a part of a file, as data.
     Layout {
-        /// The file.
+        /// File that the operation applies to.
         file: FileId,
         /// Offset of the part.
         offset: u64,

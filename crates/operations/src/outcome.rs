@@ -30,7 +30,7 @@ impl ListedEntry {
 /// The part of an outcome that only some operations have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Details {
-    /// No value.
+    /// The operation returns no value.
     #[default]
     Nothing,
     /// Bytes: data, a link's target, a value, a grant, a layout.
@@ -64,7 +64,7 @@ pub struct Outcome {
     pub offset: u64,
     /// Attributes of `file`, read when the outcome was made.
     pub attributes: Option<Attributes>,
-    /// The rest.
+    /// Result that depends on the operation.
     pub details: Details,
 }
 

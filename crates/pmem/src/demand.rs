@@ -125,7 +125,7 @@ impl<F: Fill> DemandPages<F> {
         Ok(new)
     }
 
-    /// The memory.
+    /// Returns the memory, page by page filled on demand.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         let Shared { pages, length, .. } = &*self.shared;

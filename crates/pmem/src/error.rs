@@ -13,7 +13,7 @@ pub enum Error {
         path.display()
     )]
     Busy {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
     },
     /// The path leads to something that cannot hold a pool.
@@ -22,7 +22,7 @@ pub enum Error {
         path.display()
     )]
     NotAPool {
-        /// The path.
+        /// Path that was given.
         path: PathBuf,
         /// What was found instead, with its article.
         kind: &'static str,
@@ -33,7 +33,7 @@ pub enum Error {
         path.display()
     )]
     Exists {
-        /// The path.
+        /// Path that was given.
         path: PathBuf,
     },
     /// The file system or the memory is too full.
@@ -42,9 +42,9 @@ pub enum Error {
         path.display()
     )]
     NoSpace {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
-        /// Bytes asked for.
+        /// Requested length, in bytes.
         length: u64,
     },
     /// This user may not use the pool.
@@ -53,7 +53,7 @@ pub enum Error {
         path.display()
     )]
     Permission {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
     },
     /// The pool lies on a file system that is mounted read-only.
@@ -62,7 +62,7 @@ pub enum Error {
         path.display()
     )]
     ReadOnly {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
     },
     /// There is nothing at the path, or no directory to create it in.
@@ -71,7 +71,7 @@ pub enum Error {
         path.display()
     )]
     NotFound {
-        /// The path.
+        /// Path that was given.
         path: PathBuf,
     },
     /// The kernel has too few free huge pages.
@@ -81,13 +81,13 @@ pub enum Error {
     NoHugePages,
     /// The length is zero or more than can be addressed.
     #[error(
-        "a pool cannot have {length} bytes ({}); give a length from 1 to 2^46 bytes",
+        "{}: a pool must have 1–2^46 bytes, got {length}",
         path.display()
     )]
     Length {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
-        /// Bytes asked for.
+        /// Requested length, in bytes.
         length: u64,
     },
     /// It cannot grow so far while it is open.
@@ -96,9 +96,9 @@ pub enum Error {
         path.display()
     )]
     NoReach {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
-        /// Bytes asked for.
+        /// Requested length, in bytes.
         length: u64,
         /// Bytes that it has addresses for.
         most: u64,
@@ -109,12 +109,12 @@ pub enum Error {
         path.display()
     )]
     SharedOnly {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
     },
     /// Memory of another process that it could shorten while it is mapped here.
     #[error(
-        "shared memory is not sealed against shrinking, so it could go away while it is used; its owner has to seal it (F_SEAL_SHRINK)"
+        "shared memory can shrink while it is used: it is not sealed; its owner must seal it (F_SEAL_SHRINK)"
     )]
     Unsealed,
     /// Simulated memory, and the stores to a copy-on-write mapping, are this process's own. What another process has shared is
@@ -139,7 +139,7 @@ pub enum Error {
         path.display()
     )]
     Io {
-        /// The pool.
+        /// Path of the pool.
         path: PathBuf,
         /// The attempted action, as a verb: "map".
         what: &'static str,

@@ -603,7 +603,7 @@ mod tests {
     use crate::scratch::Scratch;
 
     #[test]
-    fn a_closed_pool_is_free_whoever_else_has_its_descriptor() {
+    fn a_closed_pool_is_free_in_spite_of_copied_descriptors() {
         let scratch = Scratch::new();
         let path = scratch.path().join("pool");
         let mapping = crate::pool::create(&path, 4096).unwrap();

@@ -16,7 +16,7 @@ use crate::{Access, Error, Kind, Survival};
 
 /// `f_type` of hugetlbfs, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
-/// That of tmpfs.
+/// Magic number of tmpfs, from statfs(2).
 const TMPFS: u64 = 0x0102_1994;
 /// The largest pool: half of a process's address space.
 pub(crate) const LENGTH_MAX: u64 = 1 << 46;

@@ -31,7 +31,7 @@ pub enum Survival {
     ProcessCrash,
     /// The operating system may crash and restart.
     NodeCrash,
-    /// Power may fail.
+    /// Power may fail and return.
     PowerLoss,
 }
 
@@ -53,7 +53,7 @@ pub enum Kind {
     File,
     /// A file on hugetlbfs.
     HugePageFile,
-    /// Anonymous memory.
+    /// Anonymous memory of this process.
     Memory,
     /// Anonymous memory in huge pages.
     HugePageMemory,

@@ -57,7 +57,7 @@ struct Flushed {
 /// Faults of the simulated hardware, for tests that expect to detect them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// No fault.
+    /// No fault is injected.
     None,
     /// Flushes do nothing, nor does the flushing half of `write_flushed` and `zero_flushed`.
     IgnoreFlushes,

@@ -15,9 +15,9 @@ pub enum Source<'a> {
     Bytes(&'a [u8]),
     /// `length` bytes of a region from `offset` on.
     Region {
-        /// The region.
+        /// Region that holds the bytes.
         region: &'a Region,
-        /// Where in it.
+        /// Offset in the region, in bytes.
         offset: u64,
         /// Length in bytes.
         length: usize,
@@ -30,9 +30,9 @@ pub enum Target<'a> {
     Bytes(&'a mut [u8]),
     /// `length` bytes of a region from `offset` on.
     Region {
-        /// The region.
+        /// Region that holds the bytes.
         region: &'a Region,
-        /// Where in it.
+        /// Offset in the region, in bytes.
         offset: u64,
         /// Length in bytes.
         length: usize,
@@ -108,7 +108,7 @@ pub fn receive(socket: BorrowedFd<'_>, targets: &mut [Target<'_>]) -> io::Result
 pub struct Credentials {
     /// Its process; 0 if it is not visible from here.
     pub process: i32,
-    /// Its effective user.
+    /// Effective user of the process.
     pub user: u32,
 }
 

@@ -178,7 +178,7 @@ impl Chunk {
 
 static TABLE: Chunk = Chunk::empty();
 
-/// All slots.
+/// Returns the slots of all chunks.
 fn slots() -> impl Iterator<Item = &'static Slot> {
     std::iter::successors(Some(&TABLE), |chunk| chunk.next()).flat_map(|chunk| &chunk.slots)
 }

@@ -65,7 +65,7 @@ struct File {
 /// Answered writes by file.
 #[derive(Default)]
 pub struct Answered {
-    /// By inode.
+    /// Answered files by inode.
     files: BTreeMap<u64, File>,
     /// When inodes were last recalled, and the epoch and number of that. A grant that was made before it is noted later now and
     /// then, and is void.

@@ -44,7 +44,7 @@ const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOT
 pub enum Event {
     /// An operation has ended.
     Done {
-        /// Which one.
+        /// Ticket of the request.
         ticket: Ticket,
         /// Outcome of the operation.
         outcome: Outcome,
@@ -55,7 +55,7 @@ pub enum Event {
     Recalled(Recalled),
     /// Contents that are kept under leases of these inodes, and have not ended, may be kept until then.
     Renewed {
-        /// The inodes.
+        /// Numbers of the inodes.
         inodes: Vec<u64>,
         /// New end of the leases, by this client's clock.
         until: u64,

@@ -45,7 +45,7 @@ pub struct Report {
 pub struct Offer {
     /// IPv4 address of the group.
     pub address: [u8; 4],
-    /// Its port.
+    /// UDP port of the group.
     pub port: u16,
     /// The member that sends.
     pub sender: NodeId,

@@ -40,7 +40,7 @@ use wire::{Bytes, DATA_MAX};
 pub struct Outgoing {
     /// One node, or several with one multicast send.
     pub to: Vec<NodeId>,
-    /// The message.
+    /// Message to send.
     pub message: Message,
     /// Whether its bytes have parity.
     pub(crate) with_parity: bool,
@@ -61,7 +61,7 @@ impl Outgoing {
 pub struct Transmit {
     /// One node, or several with one multicast send.
     pub to: Vec<NodeId>,
-    /// The message.
+    /// Message to send.
     pub bytes: Bytes,
 }
 
@@ -164,7 +164,7 @@ impl UnitOptions {
             ),
             (
                 self.heartbeat_ns < self.lease_ns,
-                "a lease is over before the next heartbeat",
+                "a lease ends before the next heartbeat",
             ),
         ];
         let broken = bounds.into_iter().find(|(is_kept, _)| !is_kept);

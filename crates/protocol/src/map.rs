@@ -32,7 +32,7 @@ impl Sequence {
 /// Where an epoch's records begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochStart {
-    /// The epoch.
+    /// Number of the epoch.
     pub epoch: u32,
     /// Position of its first record.
     pub start: u64,
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_nobody_could_serve_by_are_refused() {
+    fn maps_without_a_possible_primary_are_refused() {
         let start = EpochStart { epoch: 1, start: 0 };
         let right = UnitMap {
             version: 1,

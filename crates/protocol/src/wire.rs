@@ -57,7 +57,7 @@ const MAP: u8 = 65;
 const EXPORT: u8 = 66;
 /// Beside the acknowledgement of a request: the client wants a lease.
 const WANTS_LEASE: u8 = 128;
-/// Longest body.
+/// Longest body of a message, in bytes.
 pub const BODY_MAX: usize = 4 << 20;
 
 /// Why bytes are no message.
@@ -94,7 +94,7 @@ pub enum Body {
     Heartbeat {
         /// Time of the primary's clock.
         sent_at_ns: u64,
-        /// Its tail.
+        /// Tail of the sender's record ring.
         position: u64,
         /// All members in sync have the records below.
         confirmed: u64,
@@ -161,22 +161,22 @@ pub enum Body {
     Fetch {
         /// Reason for the fetch.
         fetch: Fetch,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Number of bytes.
         length: u32,
     },
-    /// Image bytes.
+    /// Bytes of the sender's image.
     Range {
         /// Reason, as requested.
         fetch: Fetch,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// The primary's tail when they were read: they show all records before it, and none behind.
         position: u64,
         /// So many bytes from `offset` on are no metadata and left out; the bytes come behind them.
         skipped: u32,
-        /// The bytes.
+        /// Bytes that it carries.
         bytes: Bytes,
     },
     /// A member that is not in sync wants to follow from this position, 0 for a refill of everything.
@@ -197,7 +197,7 @@ pub enum Body {
     },
     /// A member offers itself as the next primary.
     Candidate {
-        /// Its tail.
+        /// Tail of the sender's record ring.
         tail: Sequence,
     },
     /// Answer to a candidate.
@@ -211,24 +211,24 @@ pub enum Body {
     OpenKey {
         /// Place of the session in the table: there is one key for each.
         index: u32,
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// Answer to it.
     KeyOpened {
-        /// The session.
+        /// Number of the session.
         session: u64,
         /// No two keys are the same, of no two processes either.
         key: u64,
     },
     /// From the primary: the session has ended, no access may arrive with its key any more.
     CloseKey {
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// Answer to it: nothing will.
     KeyClosed {
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// A client asks for a session. `request` is a number it never used before.
@@ -262,7 +262,7 @@ pub enum Body {
     },
     /// Result of a request.
     Reply {
-        /// The slot.
+        /// Index of the slot in its session.
         slot: u16,
         /// Outcome of the operation.
         outcome: Outcome,
@@ -275,21 +275,21 @@ pub enum Body {
     },
     /// From the primary: the session's leases of an inode that were granted before have to end.
     Recall {
-        /// The inode.
+        /// Number of the inode.
         inode: u64,
         /// The number of the recall, in one order with those of grants.
         number: u64,
     },
     /// Answer to it: the client keeps nothing that was granted before.
     RecallAnswer {
-        /// The inode.
+        /// Number of the inode.
         inode: u64,
         /// The number of the recall.
         number: u64,
     },
     /// The session uses these leases: they are to last longer.
     Renew {
-        /// Their inodes.
+        /// Inodes of the leases.
         inodes: Vec<u64>,
     },
     /// Answer to it.
@@ -320,14 +320,14 @@ pub enum Body {
     },
     /// To a new primary, before [`Body::Resume`]: files that the session holds.
     Holds {
-        /// Some of them.
+        /// Some of the session's holds.
         holds: Vec<Held>,
     },
     /// A client asks for the keys to the members' memories.
     OpenKeys,
     /// The key to one of them.
     Key {
-        /// The member.
+        /// Number of the member.
         member: NodeId,
         /// Its key for this session.
         key: u64,
@@ -339,7 +339,7 @@ pub enum Body {
     },
     /// The current cluster map: answers [`Body::Hello`], and a message of an older epoch.
     Map {
-        /// The map.
+        /// Map of the whole cluster.
         map: Box<ClusterMap>,
     },
     /// A client asks a member to export its memory over this connection. The envelope names the session.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Files of a target's corpus, so that it stays one to read through.
 const FILES_MAX: usize = 40;
-/// Bytes of one.
+/// Longest input, in bytes.
 const LENGTH_MAX: usize = 64 << 10;
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {

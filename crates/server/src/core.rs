@@ -52,7 +52,7 @@ pub struct Output {
 #[derive(Debug, thiserror::Error)]
 #[error("{intent} failed: {source}")]
 pub struct Failed {
-    /// The intent.
+    /// Name of the intent.
     pub intent: &'static str,
     /// Cause of the failure.
     pub source: PoolError,

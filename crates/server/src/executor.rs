@@ -16,14 +16,14 @@ use crate::holds::Holds;
 pub struct Request<'a> {
     /// Its session and number. One that is executed twice takes or releases holds once.
     pub id: RequestId,
-    /// The operation.
+    /// Operation to execute.
     pub operation: &'a Operation,
 }
 
 /// An outcome, and the newest version of the files that it shows.
 #[derive(Debug)]
 pub struct Executed {
-    /// The outcome.
+    /// Outcome of the operation.
     pub outcome: Outcome,
     /// Number of the newest record that the outcome depends on.
     pub version: u64,

@@ -18,21 +18,21 @@ pub enum MembershipError {
     System {
         /// Action that failed.
         action: &'static str,
-        /// The file.
+        /// Path of the cluster map.
         path: String,
         /// Why it failed.
         source: std::io::Error,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
     },
     /// The map is not one.
     #[error(
-        "{path} is no valid cluster map: {reason}; restore the file from a backup, or remove the cluster"
+        "invalid cluster map {path}: {reason}; restore the file from a backup, or remove the cluster"
     )]
     Invalid {
-        /// The file.
+        /// Path of the cluster map.
         path: String,
-        /// The problem.
+        /// Description of the problem.
         reason: String,
     },
     /// etcd does not answer, or is unreachable.

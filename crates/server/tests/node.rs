@@ -125,7 +125,7 @@ fn a_unit_survives_its_primary_and_takes_it_back() {
 }
 
 #[test]
-fn a_node_whose_pool_was_lost_is_filled_again() {
+fn a_node_that_lost_its_pool_is_filled_again() {
     let scratch = Scratch::new("lost");
     let start = |index| scratch.start(index, 2).expect("it starts");
     let mut nodes: Vec<_> = (1..=2).map(start).collect();

@@ -55,7 +55,7 @@ pub enum Error {
     NotForUsers,
     /// A flag keeps it from being changed.
     #[error(
-        "this is immutable or may only be appended to; take the flag away first, through a mount with `chattr -i -a`"
+        "this is immutable or may only be appended to; clear the flag first, through a mount with `chattr -i -a`"
     )]
     Guarded,
     /// A move within a file in one change must fit into one record.
@@ -70,7 +70,7 @@ pub enum Error {
     /// Bytes in the pool are invalid.
     #[error("{what} in block {block} of the image is damaged; run `tako check`")]
     Corrupt {
-        /// Which structure.
+        /// Kind of the damaged structure.
         what: &'static str,
         /// Number of the 4 KiB block of the image.
         block: u64,
@@ -117,11 +117,11 @@ pub enum Error {
     BadRecord {
         /// Where the record was to go.
         number: u64,
-        /// The problem.
+        /// Description of the problem.
         what: &'static str,
     },
     /// mkfs was asked for something that cannot work.
-    #[error("a pool cannot be made: {0}")]
+    #[error("cannot make a pool: {0}")]
     BadGeometry(&'static str),
 }
 

@@ -357,7 +357,7 @@ fn a_noted_read_changes_nothing_but_the_access_time() {
 }
 
 #[test]
-fn a_directory_whose_names_change_gets_a_new_version() {
+fn a_directory_gets_a_new_version_when_its_names_change() {
     let region = Region::memory(POOL, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
     // Within one tick of the clock, so that no time stamp changes.

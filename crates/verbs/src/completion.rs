@@ -265,14 +265,14 @@ pub enum Kind {
     Receive,
     /// A peer has written memory here, with a notification.
     Written,
-    /// Something else.
+    /// Any other kind of completion.
     Other,
 }
 
 /// Status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// It succeeded.
+    /// The request succeeded.
     Success,
     /// The message was longer than the memory for it.
     LocalLength,

@@ -42,7 +42,7 @@ pub enum Protocol {
     InfiniBand,
     /// Ethernet packets without IP.
     RoceV1,
-    /// UDP packets.
+    /// UDP packets (RoCE version 2).
     RoceV2,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Protocol {
 pub struct GidEntry {
     /// Its place in the port's table.
     pub index: u8,
-    /// The address.
+    /// Global identifier (GID), the port's address.
     pub gid: Gid,
     /// Format of its packets.
     pub protocol: Protocol,
@@ -82,14 +82,14 @@ pub struct Port {
     pub message_max: u32,
     /// Its local identifier, which only InfiniBand has.
     pub lid: u16,
-    /// Its addresses.
+    /// Addresses of the port.
     pub gids: Vec<GidEntry>,
 }
 
 /// State of a port's link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortState {
-    /// There is none.
+    /// The port has no link.
     Down,
     /// It is being set up.
     Initializing,

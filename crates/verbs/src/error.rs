@@ -10,7 +10,7 @@ pub enum Error {
         "{name} cannot be loaded ({reason}); install rdma-core (on Debian: {packages}) or do without RDMA"
     )]
     NoLibrary {
-        /// Its file.
+        /// File name of the library.
         name: &'static str,
         /// The packages of Debian it comes in.
         packages: &'static str,
@@ -20,7 +20,7 @@ pub enum Error {
     /// A library lacks a function.
     #[error("{name} has no function {function}; install a later rdma-core (on Debian: {packages})")]
     OldLibrary {
-        /// Its file.
+        /// File name of the library.
         name: &'static str,
         /// The packages of Debian it comes in.
         packages: &'static str,
@@ -52,7 +52,7 @@ pub enum Error {
     /// None of the ports that could be chosen has an address.
     #[error("no active port has a GID ({ports}); give its interface an IP address")]
     NoAddress {
-        /// The ports.
+        /// Ports with their states.
         ports: String,
     },
     /// This user may not use the device.
@@ -60,7 +60,7 @@ pub enum Error {
         "permission to use {device} is denied; check the owner and mode of /dev/infiniband/uverbs*"
     )]
     Permission {
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// More memory would be registered than may be locked.
@@ -82,7 +82,7 @@ pub enum Error {
     NotRegistrable {
         /// Kind of the region.
         kind: pmem::Kind,
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// A request was posted to a full queue.
@@ -96,7 +96,7 @@ pub enum Error {
         "multicast group {group} cannot be joined ({reason}); check the interface's address and `ip maddress`"
     )]
     NotJoined {
-        /// The group.
+        /// Address of the multicast group.
         group: std::net::Ipv4Addr,
         /// Error of the connection manager.
         reason: String,
@@ -108,7 +108,7 @@ pub enum Error {
     System {
         /// The attempted action, as a verb with its preposition: "create a queue pair of".
         what: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
         /// Error of the system.
         source: io::Error,

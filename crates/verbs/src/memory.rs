@@ -251,7 +251,7 @@ impl Drop for Registration {
 pub struct Remote {
     /// The address, as the peer's device knows it.
     pub address: u64,
-    /// The key.
+    /// Remote key of the memory region (rkey).
     pub key: u32,
 }
 

@@ -119,7 +119,7 @@ pub enum State {
     Reset,
     /// Receive requests can be posted.
     Initial,
-    /// It receives.
+    /// The queue pair can receive.
     ReadyToReceive,
     /// It sends and receives.
     Ready,

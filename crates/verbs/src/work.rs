@@ -23,7 +23,7 @@ pub struct Request<'a> {
     pub signaled: bool,
     /// Whether it waits until reads and atomic operations before it are done.
     pub fenced: bool,
-    /// The operation.
+    /// Operation to execute.
     pub operation: Verb<'a>,
 }
 
@@ -34,7 +34,7 @@ pub enum Verb<'a> {
     Send {
         /// Data to send.
         data: Data<'a>,
-        /// The word.
+        /// Immediate word that the peer receives.
         immediate: Option<u32>,
     },
     /// Sends a message to a queue pair for datagrams.
@@ -56,14 +56,14 @@ pub enum Verb<'a> {
         data: Data<'a>,
         /// Destination of the data.
         remote: Remote,
-        /// The word.
+        /// Immediate word that the peer receives.
         immediate: Option<u32>,
     },
     /// Reads from a peer's memory.
     Read {
         /// Destination: memory here, filled one piece after the other.
         into: &'a [Piece<'a>],
-        /// Where from.
+        /// Remote memory to read.
         remote: Remote,
     },
     /// Replaces a peer's word of 8 bytes, at a multiple of 8, if it is as expected.
@@ -72,9 +72,9 @@ pub enum Verb<'a> {
         into: Piece<'a>,
         /// Where the word is.
         remote: Remote,
-        /// Expected value.
+        /// Value to compare the memory with.
         expected: u64,
-        /// New value.
+        /// Value to store if the comparison succeeds.
         new: u64,
     },
     /// Adds to a peer's word of 8 bytes, at a multiple of 8.

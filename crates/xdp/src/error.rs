@@ -16,7 +16,7 @@ pub enum Error {
     /// The interface is down.
     #[error("interface {interface} is down; run `ip link set {interface} up`")]
     Down {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
     },
     /// Frames of the interface are too short.
@@ -24,9 +24,9 @@ pub enum Error {
         "interface {interface} has an MTU of {mtu}, at least {least} is needed; run `ip link set {interface} mtu 1500`"
     )]
     Mtu {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
-        /// Its MTU.
+        /// MTU of the interface.
         mtu: u32,
         /// The least that is needed.
         least: u32,
@@ -47,17 +47,17 @@ pub enum Error {
         "queue {queue} of {interface} is in use by another XDP program or process; stop that one, or choose another interface"
     )]
     Busy {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The queue.
+        /// Number of the queue.
         queue: u32,
     },
     /// The interface has no such queue.
     #[error("interface {interface} has no queue {queue}; `ethtool -l {interface}` lists them")]
     NoQueue {
-        /// The interface.
+        /// Name of the interface.
         interface: String,
-        /// The queue.
+        /// Number of the queue.
         queue: u32,
     },
     /// The memory cannot hold frames.
@@ -73,7 +73,7 @@ pub enum Error {
     System {
         /// A verb with its preposition.
         what: &'static str,
-        /// The interface.
+        /// Name of the interface.
         interface: String,
         /// The kernel's error.
         source: io::Error,

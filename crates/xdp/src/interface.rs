@@ -30,17 +30,17 @@ impl fmt::Debug for Hardware {
 /// An Ethernet interface of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
     /// Its number in the network namespace.
     pub index: u32,
-    /// Its hardware address.
+    /// Hardware address of the interface.
     pub hardware: Hardware,
     /// Payload bytes of its longest frame.
     pub mtu: u32,
     /// Whether it is up.
     pub is_up: bool,
-    /// Its IP addresses.
+    /// IP addresses of the interface.
     pub addresses: Vec<IpAddr>,
 }
 

@@ -55,7 +55,7 @@ pub enum Modes {
     /// The fastest that works. A virtual interface gets generic mode, which is faster there than native mode with a copy.
     #[default]
     Fastest,
-    /// This one.
+    /// This mode and no other.
     Only(Mode),
 }
 

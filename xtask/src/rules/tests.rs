@@ -333,20 +333,29 @@ fn components_called_by_words_for_people_are_found() {
 }
 
 #[test]
-fn docstrings_of_one_word_are_found() {
-    let text = "//! Words.\n\n/// Whole.\nstruct A;\n/// A long\n/// docstring.\nstruct B;\n";
+fn docstrings_of_one_or_two_words_are_found() {
+    const PATH: &str = "crates/store/src/ring.rs";
+    let text = "//! Words.\n\n/// Whole.\nstruct A;\n/// A long\n/// docstring.\nstruct B;\n/// The ring.\n\
+                struct C;\n/// See [`A`].\nstruct D;\n/// Print JSON\nstruct E;\n";
+    let message = "a docstring of one or two words; write what the item is or returns";
     expect(
-        clean().with("crates/store/src/ring.rs", text),
-        &["crates/store/src/ring.rs:3: a docstring of one word; write what the item is or returns"],
+        clean().with(PATH, text),
+        &[
+            &format!("{PATH}:3: {message}"),
+            &format!("{PATH}:8: {message}"),
+        ],
     );
 }
 
 #[test]
 fn tests_named_by_riddles_are_found() {
-    let text = "fn what_is_lost_is_found() {}\nfn lost_files_are_found() {}\n";
+    let text = "fn what_is_lost_is_found() {}\nfn lost_files_are_found() {}\nfn a_file_whose_name_is_lost() {}\nfn run_as_nobody() {}\n";
     expect(
         clean().with("crates/store/src/ring.rs", text),
-        &["crates/store/src/ring.rs:1: a function named \"what_…\"; name the property"],
+        &[
+            "crates/store/src/ring.rs:1: a function named \"what_…\"; name the property",
+            "crates/store/src/ring.rs:3: a function named \"…_whose…\"; name the component",
+        ],
     );
 }
 

@@ -7,6 +7,9 @@ use crate::tree::{File, Tree};
 /// Words for people, which comments used for components.
 const OF_PEOPLE: [&str; 5] = ["who", "whoever", "whose", "whom", "nobody"];
 
+/// The system's user, as which some tests run.
+const USER: &str = "nobody";
+
 /// Beginnings of names that hide what a test asserts.
 const RIDDLES: [&str; 4] = ["who_", "whoever_", "nobody_", "what_"];
 
@@ -66,6 +69,12 @@ pub fn tests_state_properties(tree: &Tree) -> Vec<Violation> {
                 let message = format!("a function named \"{start}…\"; name the property");
                 all.push(Violation::new(&file.path, number, message));
             }
+            let name = name.split(['(', '<']).next().unwrap_or_default();
+            let is_of_people = |part: &str| part != USER && OF_PEOPLE.contains(&part);
+            if let Some(part) = name.split('_').skip(1).find(|part| is_of_people(part)) {
+                let message = format!("a function named \"…_{part}…\"; name the component");
+                all.push(Violation::new(&file.path, number, message));
+            }
         }
     }
     all
@@ -81,7 +90,10 @@ fn is_list_of_words(file: &File) -> bool {
     file.path.starts_with("xtask/src/rules/")
 }
 
-/// A docstring has more than one word.
+/// A docstring that ends like a sentence has at least this many words. Help texts of the program have no full stop.
+const WORDS_LEAST: usize = 3;
+
+/// A docstring says what an item is or returns: it has three words, or a link to the text that says it.
 pub fn docstrings_are_sentences(tree: &Tree) -> Vec<Violation> {
     let mut all = Vec::new();
     for file in tree.rust_files() {
@@ -92,8 +104,10 @@ pub fn docstrings_are_sentences(tree: &Tree) -> Vec<Violation> {
             let Some(words) = text(index).filter(|_| is_alone) else {
                 continue;
             };
-            if words.split_whitespace().count() == 1 {
-                let message = "a docstring of one word; write what the item is or returns";
+            let count = words.split_whitespace().count();
+            let is_short = count < WORDS_LEAST && words.ends_with('.') && !words.contains("[`");
+            if count == 1 || is_short {
+                let message = "a docstring of one or two words; write what the item is or returns";
                 all.push(Violation::new(&file.path, index + 1, message));
             }
         }

@@ -136,7 +136,7 @@ impl Call {
         }
     }
 
-    /// No later leader begins it or hands over to it. Returns whether its request is under way.
+    /// No later leader begins it or hands over to it. Returns whether its request is in flight.
     pub fn end(&self) -> bool {
         let mut state = self.state.lock();
         state.has_ended = true;

@@ -13,7 +13,7 @@ const DRIVE: Duration = Duration::from_micros(200);
 
 /// A node in this process.
 pub trait Inside: Send + Sync {
-    /// Its number.
+    /// Returns the number of the node.
     fn node(&self) -> NodeId;
     /// The client that enters it from now on, and what wakes that client.
     fn attach(&self, client: NodeId, wake: Handle);

@@ -15,7 +15,7 @@ struct Model {
     memory: Vec<u8>,
     /// Immediates and first bytes of messages not yet received.
     messages: std::collections::VecDeque<(Option<u32>, Vec<u8>)>,
-    /// Expected completions.
+    /// Completions that are expected next.
     values: std::collections::VecDeque<(u64, u64)>,
 }
 

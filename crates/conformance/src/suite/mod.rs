@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A transport, to be tested.
 pub trait Setup {
-    /// A node's.
+    /// Returns the device of a node.
     fn device(&self) -> Arc<dyn Device>;
 
     /// Location of a peer, as an authenticated control connection would report.

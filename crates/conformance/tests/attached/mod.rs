@@ -354,7 +354,7 @@ fn join_callers(link: &Link, keys: &Keys, tell: &Sender<control::Address>, ended
 }
 
 #[test]
-fn a_host_whose_frames_do_not_come_is_reached_by_tcp() {
+fn a_host_without_frames_is_reached_by_tcp() {
     let link = Link::pair();
     link.ip(0, &format!("address add 10.89.0.1/24 dev {INTERFACE}"));
     link.ip(1, &format!("address add 10.89.0.2/24 dev {INTERFACE}"));

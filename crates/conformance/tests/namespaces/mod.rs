@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Where they are.
+/// Addresses of the two namespaces.
 pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
 
 /// Two network namespaces with a link between them.

@@ -251,7 +251,7 @@ fn a_withdrawn_key_ends_what_is_aimed() {
 
 /// The adapter delivers data by another queue than that which waits for it.
 #[test]
-fn an_endpoint_whose_data_never_comes_is_lost() {
+fn an_endpoint_without_its_data_is_lost() {
     let mut setup = Placing::new(Shape::Strip, FrameFaults::default());
     setup.queues = [2, 1];
     setup.options.lost_after = std::time::Duration::from_secs(1);

@@ -277,7 +277,7 @@ fn a_peer_without_the_secret_is_refused() {
 }
 
 #[test]
-fn connections_that_prove_nothing_are_dropped_and_hold_up_nobody() {
+fn connections_without_proof_are_dropped_and_delay_no_other() {
     let soon = TcpOptions {
         prove_within: Duration::from_secs(1),
         ..options()

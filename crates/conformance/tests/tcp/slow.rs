@@ -66,7 +66,7 @@ fn a_key_withdrawn_while_its_memory_is_read_ends_the_read() {
 }
 
 #[test]
-fn a_peer_that_does_not_look_holds_up_nobody_and_is_lost_in_the_end() {
+fn a_peer_that_does_not_poll_delays_no_other_and_is_lost() {
     let layout = QueueOptions {
         endpoints: 2,
         ..QueueOptions::default()

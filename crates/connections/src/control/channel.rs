@@ -60,7 +60,7 @@ pub struct Channel {
     incoming: Vec<u8>,
     /// Descriptors that have come, for the frames they belong to.
     descriptors: VecDeque<OwnedFd>,
-    /// Unsent data.
+    /// Data that was not sent yet.
     outgoing: VecDeque<Outgoing>,
 }
 

@@ -14,7 +14,7 @@ pub enum Error {
         "cannot connect to {who}: {source}; check that Tako runs there and that the address is right"
     )]
     Unreachable {
-        /// The address.
+        /// Address and port of the node.
         who: String,
         /// Error of the system.
         source: io::Error,
@@ -24,7 +24,7 @@ pub enum Error {
         "cannot listen at {address}: {source}; check the address and that no other process listens there"
     )]
     Listen {
-        /// The address.
+        /// Address and port of the node.
         address: String,
         /// Error of the system.
         source: io::Error,
@@ -37,7 +37,7 @@ pub enum Error {
         "this node has no keys, without which it cannot use {address}; make some with `tako keys`"
     )]
     NoKeys {
-        /// The address.
+        /// Address and port of the node.
         address: String,
     },
     /// The peer could not prove that it may connect, or reports the same of this node.
@@ -49,7 +49,7 @@ pub enum Error {
         reason: String,
     },
     /// The peer did not do its next step in time.
-    #[error("{who} did not {step} in time; check that it is well")]
+    #[error("{who} did not {step} in time; check its log and the network")]
     Silent {
         /// Peer of the connection.
         who: String,
@@ -91,19 +91,19 @@ pub enum Error {
     Messages {
         /// Peer of the connection.
         who: String,
-        /// This program's.
+        /// Version that this program uses.
         own: u16,
-        /// The other one's.
+        /// Version that the peer uses.
         theirs: u16,
     },
     /// The peer belongs elsewhere.
-    #[error("{who} is of cluster {theirs} and this node of {own}; check the address")]
+    #[error("{who} belongs to cluster {theirs} and this node to {own}; check the address")]
     Cluster {
         /// Peer of the connection.
         who: String,
-        /// This node's.
+        /// Cluster of this node.
         own: String,
-        /// The peer's.
+        /// Cluster of the peer.
         theirs: String,
     },
     /// Another node answered.
@@ -111,13 +111,13 @@ pub enum Error {
     Node {
         /// Peer of the connection.
         who: String,
-        /// Expected peer.
+        /// Name of the expected node.
         expected: String,
-        /// Found peer.
+        /// Name of the node that answered.
         found: String,
     },
     /// There is no transport to use.
-    #[error("{reason}; see what both sides have and were told to use")]
+    #[error("{reason}; compare the transports of both sides and their configurations")]
     Choice {
         /// Reason why there is none.
         reason: String,
@@ -131,7 +131,7 @@ pub enum Error {
         reason: String,
     },
     /// The transport could not do its part.
-    #[error("no endpoint with {who}: {source}")]
+    #[error("cannot make an endpoint with {who}: {source}")]
     Endpoint {
         /// Peer of the connection.
         who: String,

@@ -18,7 +18,7 @@ use crate::keys::{self, Keys, is_node_name};
 pub struct Identity {
     pub(super) cluster: [u8; 16],
     pub(super) node: String,
-    /// Distinguishes processes.
+    /// Random number that distinguishes processes of one node.
     pub(super) instance: u64,
     keys: Option<Arc<Mutex<Loaded>>>,
 }

@@ -73,7 +73,7 @@ pub struct Hello {
     pub node: String,
     /// The boot of its host; zeros if it is unknown.
     pub boot: [u8; 16],
-    /// Distinguishes processes.
+    /// Random number that distinguishes processes of one node.
     pub instance: u64,
     /// When its process started, in ticks since the boot.
     pub started: u64,
@@ -99,7 +99,7 @@ impl fmt::Debug for Hidden {
 pub enum Message {
     /// First, by both; the listener begins.
     Hello(Hello),
-    /// By the dialer.
+    /// Transport that the dialer chose.
     Choice(Choice),
     /// A transport's parameters, by both, with its descriptors.
     Offer(Hidden),
@@ -198,7 +198,7 @@ impl Message {
                 frame.extend(parameters);
             }
             Message::Told(Hidden(bytes)) => {
-                assert!(bytes.len() <= TOLD_MAX, "what is told is too long");
+                assert!(bytes.len() <= TOLD_MAX, "a told text is too long");
                 frame.extend(bytes);
             }
             Message::Export { name, descriptor } => {
@@ -230,7 +230,7 @@ impl Message {
             }
             KIND_OFFER => Message::Offer(Hidden(reader.take(fields.len())?.into())),
             KIND_TOLD if fields.len() > TOLD_MAX => {
-                return Err(Malformed("what is told is longer than allowed"));
+                return Err(Malformed("a told text is longer than allowed"));
             }
             KIND_TOLD => Message::Told(Hidden(reader.take(fields.len())?.into())),
             KIND_READY => Message::Ready,
@@ -460,7 +460,7 @@ impl<'a> Reader<'a> {
     fn counted(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
         let length = self.u16()?.into();
         if length > max {
-            return Err(Malformed("a length is over its bound"));
+            return Err(Malformed("a length exceeds its bound"));
         }
         self.take(length)
     }

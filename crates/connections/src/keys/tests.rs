@@ -48,7 +48,7 @@ fn names_of_nodes() {
 }
 
 #[test]
-fn keys_are_made_loaded_and_nobody_elses() {
+fn keys_are_made_and_loaded_and_closed_to_other_users() {
     let scratch = Scratch::new("made");
     let directory = scratch.0.join("keys");
     let made = init(&directory, "a").unwrap();

@@ -34,7 +34,7 @@ const CLASSES: [Class; 3] = [
 ];
 /// Each poll reads control connections for so long after an export was asked for.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(1);
-/// Longest transfer.
+/// Longest transfer, in bytes.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 
 /// Which way a transfer goes.
@@ -53,7 +53,7 @@ pub struct Transfer {
     pub id: u64,
     /// The peer's name of the memory.
     pub name: u64,
-    /// Where in it.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Which way, and what.
     pub direction: Direction,

@@ -129,7 +129,7 @@ impl Location {
 /// A fragment that is not part of a message yet.
 pub enum Arriving {
     InMessage(Message),
-    /// To be read.
+    /// Location from which the data is to be read.
     At(Location),
     /// Being read by the request of this number.
     Read(u64, Location, Buffer),

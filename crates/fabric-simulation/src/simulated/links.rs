@@ -63,7 +63,7 @@ impl LinkOptions {
 pub struct Count {
     /// Number of messages.
     pub messages: u64,
-    /// Their bytes.
+    /// Number of bytes in these messages.
     pub bytes: u64,
 }
 
@@ -80,9 +80,9 @@ type Direction = (u32, u32);
 /// A message on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// When it arrives.
+    /// Time at which it arrives.
     pub at: Time,
-    /// Arriving bytes.
+    /// Bytes that arrive then.
     pub bytes: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ pub struct Links {
     cuts: BTreeMap<Direction, Time>,
     isolated: BTreeMap<u32, Time>,
     slowed: BTreeMap<Direction, Burst>,
-    /// In milliseconds.
+    /// Delays by direction, in milliseconds.
     late: BTreeMap<Direction, Burst>,
     /// Until when each node is sending its queued messages.
     sending: BTreeMap<u32, Time>,

@@ -50,7 +50,7 @@ pub struct Flight {
     pub asked: Asked,
 }
 
-/// An answer.
+/// Answer that is on its way.
 struct Answer {
     sequence: u64,
     signaled: bool,
@@ -71,7 +71,7 @@ enum Happening {
 }
 
 impl Happening {
-    /// Bytes of data.
+    /// Length of the data, in bytes.
     fn length(&self) -> usize {
         match self {
             Happening::Flight(_, flight) => match &flight.asked {

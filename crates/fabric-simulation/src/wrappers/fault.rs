@@ -28,7 +28,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Around a transport.
+    /// Wraps a transport in faults.
     pub fn new(inner: Box<dyn Transport>, faults: Faults) -> Fault {
         Fault {
             inner,

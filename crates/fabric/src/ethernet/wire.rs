@@ -178,7 +178,7 @@ pub struct Atomic {
     pub offset: U64,
     /// Expected value, or addend.
     pub operand: U64,
-    /// New value.
+    /// Value to store if the comparison succeeds.
     pub new: U64,
 }
 

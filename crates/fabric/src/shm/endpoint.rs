@@ -109,7 +109,7 @@ pub struct Endpoint {
     pub outgoing: Outgoing,
     /// Whether memory of the peer's may be mapped: not if it had closed before this side joined.
     pub may_import: bool,
-    /// The peer's.
+    /// Doorbell of the peer.
     pub bell: Doorbell,
     /// The peer's report of credits.
     pub credits: Returned,

@@ -18,7 +18,7 @@ const TAG_SHIFT: u32 = 32;
 pub struct Header {
     /// The message's number, from 1; it wraps.
     pub tag: u32,
-    /// Bytes of data.
+    /// Length of the data, in bytes.
     pub length: u32,
     /// Whether there are 32 bits beside it.
     pub immediate: bool,

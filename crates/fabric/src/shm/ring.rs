@@ -142,7 +142,7 @@ pub struct Incoming {
 /// A message that has come, not yet copied out.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived {
-    /// Its header.
+    /// Header of the message.
     pub header: Header,
     /// The 32 bits beside it.
     pub immediate: Option<u32>,

@@ -331,7 +331,7 @@ fn memory_that_a_process_was_given_is_free_when_it_is_gone() {
 
 /// The memory is on its way to an endpoint of the same process that is never joined, or only later.
 #[test]
-fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
+fn memory_for_an_absent_peer_is_free_when_the_endpoint_is_closed() {
     let device = Shm::new().unwrap();
     let [mut near, mut far] = [(), ()].map(|()| Queue::open(&device, sleeping()).unwrap());
     let region = Region::memory(4096, false).unwrap();
@@ -389,7 +389,7 @@ fn the_only_place_is_used_again() {
 }
 
 #[test]
-fn memory_that_nobody_can_share_is_refused() {
+fn memory_that_cannot_be_shared_is_refused() {
     let device = Shm::new().unwrap();
     let simulated = pmem::Simulation::new(4096).region();
     assert!(device.register(&simulated, Access::LOCAL).is_ok());
@@ -555,7 +555,7 @@ fn lies_end_their_own_endpoint_at_most() {
 }
 
 #[test]
-fn a_process_that_stores_junk_meanwhile_holds_up_nobody() {
+fn a_process_that_stores_junk_delays_no_other() {
     let device = Shm::new().unwrap();
     let mut queue = Queue::open(&device, sleeping()).unwrap();
     if let Some(mut link) = Link::to_parent() {
@@ -568,8 +568,7 @@ fn a_process_that_stores_junk_meanwhile_holds_up_nobody() {
             liar.lie();
         }
     }
-    let mut other =
-        Other::start("shm::tests::a_process_that_stores_junk_meanwhile_holds_up_nobody");
+    let mut other = Other::start("shm::tests::a_process_that_stores_junk_delays_no_other");
     other.link.join(&mut queue, Role::Dialer);
     assert_eq!(other.link.hear(), "lies");
     let mut honest = Queue::open(&device, sleeping()).unwrap();

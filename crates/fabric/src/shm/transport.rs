@@ -456,7 +456,7 @@ fn receive_one(
 struct Supplies {
     /// Their numbers. The last one given is the first one used, since it is in the caches.
     free: Vec<u32>,
-    /// By number.
+    /// Locations of buffers by number.
     places: Vec<BufferLocation>,
     /// The memory that they are in: not many, and mostly one.
     memory: Vec<(Key, Region)>,

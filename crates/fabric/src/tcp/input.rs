@@ -40,7 +40,7 @@ pub struct Supplied {
 /// Why a connection is not read any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was cut.
+    /// The connection was cut.
     Cut,
     /// This frame, if any, is refused.
     Refuse(u64, Failure),
@@ -50,7 +50,7 @@ pub enum End {
 
 const VIOLATION: End = End::Refuse(u64::MAX, Failure::Violation);
 
-/// Where data goes.
+/// Destination of received data.
 #[derive(Debug)]
 enum Destination {
     Message(Supplied),

@@ -35,7 +35,7 @@ pub type Secret = [u8; 32];
 pub struct Introduction {
     pub magic: U32,
     pub version: U16,
-    /// Where it listens.
+    /// Port at which the peer listens.
     pub port: U16,
     /// Its number of the endpoint.
     pub endpoint: U32,

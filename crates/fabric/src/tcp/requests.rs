@@ -25,7 +25,7 @@ pub enum Wait {
 struct Pending {
     sequence: u64,
     signaled: bool,
-    /// Its frame.
+    /// Number of the request's frame.
     number: u64,
     wait: Wait,
 }

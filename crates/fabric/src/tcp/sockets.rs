@@ -129,7 +129,7 @@ pub enum Interest {
     Read,
     Write,
     Both,
-    /// That it breaks.
+    /// Failure of the connection only.
     End,
 }
 

@@ -31,7 +31,7 @@ pub enum Tag {
     Own,
     /// A datagram to a group.
     Group,
-    /// A buffer.
+    /// Receive buffer of a message.
     Buffer,
 }
 

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_nobody_can_answer_are_refused() {
+    fn waits_without_a_possible_answer_are_refused() {
         let locks = locks();
         let (say, _hear) = mpsc::channel();
         assert_eq!(wait(&locks, 2, 1, &say), Some(Ok(0)));

@@ -26,7 +26,7 @@ const COLLECTING: Duration = Duration::from_micros(300);
 /// Requests that come from the device.
 #[derive(Clone)]
 pub(super) enum Share {
-    /// All requests.
+    /// All requests, of all kinds.
     All,
     /// Requests without an answer: queues bring the others, and it ends when one of them fails.
     Unanswered(Arc<Shutdown>),

@@ -644,9 +644,9 @@ const WIDTH: u64 = 1250;
 /// Latency of consecutive writes of 64 B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// Mean duration.
+    /// Mean duration, in nanoseconds.
     pub mean_ns: Time,
-    /// Longest duration.
+    /// Longest duration, in nanoseconds.
     pub most_ns: Time,
 }
 

@@ -16,16 +16,16 @@ use super::time::{Time, milliseconds};
 pub enum Key {
     /// A block of a file; it holds a value, 0 at first.
     Block {
-        /// The file.
+        /// Number of the file.
         file: u64,
         /// The number of the block.
         block: u64,
     },
     /// A name in a directory; it is missing at first.
     Entry {
-        /// The directory.
+        /// Number of the directory.
         directory: u64,
-        /// The name.
+        /// Number that stands for the name.
         name: u64,
     },
     /// A lock; it is free at first.
@@ -37,7 +37,7 @@ pub enum Key {
     },
     /// The blocks of a file that grows and shrinks; it is empty at first.
     List {
-        /// The file.
+        /// Number of the file.
         file: u64,
     },
 }

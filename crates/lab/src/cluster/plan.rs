@@ -136,7 +136,7 @@ pub enum Fault {
     HearsLate {
         /// The node that receives notices late.
         node: Party,
-        /// Additional delay.
+        /// Additional delay, in milliseconds.
         by_ms: u32,
     },
     /// Not quite a fault: a client writes much at once, and then asks for an fsync.
@@ -166,7 +166,7 @@ pub enum Fault {
         from: Party,
         /// Receiver of the messages.
         to: Party,
-        /// Additional delay.
+        /// Additional delay, in milliseconds.
         by_ms: u32,
         /// Duration of the fault.
         for_ns: Time,
@@ -658,7 +658,7 @@ impl fmt::Display for Fault {
             } => write!(formatter, "{member} crashes in {after_fences} fences"),
             Fault::CrashClient { client } => write!(formatter, "{client} crashes"),
             Fault::Replace { member, is_lost } => {
-                let what = if *is_lost { "gone" } else { "taken for gone" };
+                let what = if *is_lost { "gone" } else { "declared failed" };
                 write!(formatter, "{member} is {what} for good")
             }
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 /// An instant of virtual time, in nanoseconds from the start of the run.
 pub type Time = u64;
 
-/// One microsecond.
+/// One microsecond, in nanoseconds.
 pub const MICROSECOND: Time = 1_000;
-/// One millisecond.
+/// One millisecond, in nanoseconds.
 pub const MILLISECOND: Time = 1_000_000;
-/// One second.
+/// One second, in nanoseconds.
 pub const SECOND: Time = 1_000_000_000;
 
 /// A time in milliseconds, to be read.

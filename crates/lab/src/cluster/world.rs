@@ -50,7 +50,7 @@ pub struct Setup {
     pub clients: u32,
     /// How long clients work; faults end before.
     pub duration: Time,
-    /// Planted defects.
+    /// Defects that are planted in the protocol.
     pub defects: Defects,
     /// Times and bounds of the protocol.
     pub options: UnitOptions,
@@ -124,9 +124,9 @@ pub struct Summary {
     pub was_whole: bool,
     /// Sessions that ended though their clients went on.
     pub ended_sessions: usize,
-    /// Virtual time.
+    /// Virtual time at the end.
     pub time: Time,
-    /// Messages sent.
+    /// Number of messages sent.
     pub messages: u64,
 }
 

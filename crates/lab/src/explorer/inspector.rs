@@ -223,7 +223,7 @@ fn set_root_flags(system: &Embedded, flags: FileFlags) -> Result<FileFlags, Stri
 }
 
 fn contradiction(tree: &Tree, allowed: &[Tree]) -> String {
-    let names = ["the model", "the model after the operation under way"];
+    let names = ["the model", "the model after the operation in flight"];
     let names = names
         .iter()
         .chain(std::iter::repeat(&"another allowed tree"));

@@ -36,7 +36,7 @@ struct Store {
 type Content = [u8; LINE];
 
 impl Moment {
-    /// Nothing pending.
+    /// Returns a moment with nothing pending.
     pub(super) fn settled(persistent: Vec<u8>) -> Moment {
         Moment {
             persistent: Arc::new(persistent),

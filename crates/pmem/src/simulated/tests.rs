@@ -251,7 +251,7 @@ const CASES: &[(&str, Script, Images)] = &[
         &[&[(0, 1)], &[(0, 1), (1, 2)], &[(0, 3), (1, 2)]],
     ),
     (
-        "an older flush settles nothing anew",
+        "an older flush settles nothing again",
         |r| {
             r.store(0, 1);
             r.flush(0, 8);

@@ -50,9 +50,9 @@ fn in_other() -> Option<PathBuf> {
 }
 
 #[test]
-fn a_file_that_is_shortened_is_cut_and_ends_nobody() {
+fn a_shortened_file_is_cut_and_ends_no_process() {
     let Some(directory) = in_other() else {
-        let status = run("a_file_that_is_shortened_is_cut_and_ends_nobody");
+        let status = run("a_shortened_file_is_cut_and_ends_no_process");
         return assert!(status.success(), "{status}");
     };
     type Operation = fn(&Region);
@@ -191,9 +191,9 @@ fn an_own_pool_that_goes_ends_the_process_which_says_why() {
 }
 
 #[test]
-fn memory_that_nobody_watches_ends_the_process_as_ever() {
+fn unwatched_memory_ends_the_process_as_before() {
     let Some(directory) = in_other() else {
-        let (status, told) = run_telling("memory_that_nobody_watches_ends_the_process_as_ever");
+        let (status, told) = run_telling("unwatched_memory_ends_the_process_as_before");
         assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
         assert_eq!(told, "");
         return;

@@ -18,7 +18,7 @@ pub struct Keep {
 /// A lease that has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recalled {
-    /// The inode.
+    /// Number of the inode.
     pub inode: u64,
     /// Names in this directory may be kept, besides its attributes.
     pub has_entries: bool,

@@ -205,7 +205,7 @@ fn has_write(client: &mut Client) -> bool {
 }
 
 #[test]
-fn a_member_without_a_key_gets_no_transfers_and_delays_nobody() {
+fn a_member_without_a_key_gets_no_transfers_and_delays_no_other() {
     let mut client = active();
     let begun = begun(&mut client, &[0]);
     let targets: Vec<_> = begun.iter().map(|it| it.to).collect();
@@ -229,7 +229,7 @@ fn without_the_primarys_key_a_write_goes_by_message_at_once() {
 }
 
 #[test]
-fn a_write_whose_link_is_lost_goes_by_message_and_its_blocks_wait_for_the_transfer() {
+fn a_write_over_a_lost_link_goes_by_message_and_its_blocks_wait_for_the_transfer() {
     let mut client = active();
     let begun = begun(&mut client, &[0, 1]);
     let lost = begun

@@ -12,7 +12,7 @@ const SENDERS_MAX: usize = 1024;
 /// Handling of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Take it.
+    /// Accept the message: its epoch is current.
     Current,
     /// Drop it, and send the current map.
     SendMap,

@@ -31,16 +31,16 @@ pub struct Key(pub [u8; 32]);
 pub struct Stream {
     /// The member that sends.
     pub sender: NodeId,
-    /// Its epoch.
+    /// Epoch of the sender.
     pub epoch: u32,
-    /// The unit.
+    /// Number of the storage unit.
     pub unit: u16,
 }
 
 /// A frame that is what its sender made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Its WR_ID.
+    /// Number of its message in the stream.
     pub number: u64,
     /// Which of the message's frames it is.
     pub index: u16,

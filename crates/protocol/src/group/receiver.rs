@@ -18,11 +18,11 @@ const NAMED_NS: u64 = 200_000;
 pub struct Refused {
     /// Cut, or damaged beyond repair.
     pub damaged: u64,
-    /// Of another stream.
+    /// Frames of another stream.
     pub foreign: u64,
     /// With a wrong MAC, or beyond the window.
     pub forged: u64,
-    /// They came before.
+    /// Frames that had arrived before.
     pub repeated: u64,
 }
 

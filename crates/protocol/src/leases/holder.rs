@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_whose_time_is_over_gives_nothing() {
+    fn an_expired_grant_gives_nothing() {
         let mut holder = Holder::default();
         let covers = holder.take(100, &name_in(1, 2), grant(1), 100, false);
         assert!(covers.is_empty());

@@ -12,7 +12,7 @@ pub const OWNED_MAX: usize = 4096;
 /// A file has another owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerChange {
-    /// The file.
+    /// Inode of the file.
     pub inode: u64,
     /// The session that owns it from now on, if one does.
     pub session: Option<u64>,

@@ -15,9 +15,9 @@ pub type Ticket = u64;
 pub struct Slot {
     /// Place of the session in the table of sessions.
     pub index: u32,
-    /// The session.
+    /// Number of the session.
     pub session: u64,
-    /// The slot.
+    /// Index of the slot in its session.
     pub slot: u16,
     /// Number of the request in its slot.
     pub request: u64,
@@ -26,7 +26,7 @@ pub struct Slot {
 /// Names a request for as long as its session lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId {
-    /// The session.
+    /// Number of the session.
     pub session: u64,
     /// The slot; requests without one share a slot number.
     pub slot: u16,
@@ -50,7 +50,7 @@ pub enum NamedData {
 pub enum Intent {
     /// Execute an operation; a change with its answer in the slot.
     Execute {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// The request: one that is executed twice takes or releases holds once.
         request: RequestId,
@@ -61,14 +61,14 @@ pub enum Intent {
     },
     /// Find the files of names, as far as there are any.
     Resolve {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// Directories and names in them.
         names: Vec<(FileId, Vec<u8>)>,
     },
     /// Record locks of a session at consecutive positions.
     NoteLocks {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// The first position.
         first: usize,
@@ -81,52 +81,52 @@ pub enum Intent {
     },
     /// Put a session into the table; its slots are empty and it has no locks.
     OpenSession {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// Place in the table.
         index: u32,
-        /// The session.
+        /// Number of the session.
         session: u64,
         /// Client that owns the locks.
         client: NodeId,
     },
     /// Take a session out of the table, with its locks and holds.
     EndSession {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
-        /// The session.
+        /// Number of the session.
         session: u64,
         /// Place in the table.
         index: u32,
     },
     /// Hold files for a session that has resumed.
     RestoreHolds {
-        /// The session.
+        /// Number of the session.
         session: u64,
-        /// The files.
+        /// Files with their numbers of holds.
         holds: Vec<Held>,
     },
     /// All sessions have resumed or ended: free some of the files that were removed and that no session holds. The count
     /// of the outcome is not 0 while some are left.
     ReclaimOrphans {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
     },
     /// Free all blocks that are left in a session's grant.
     FreeGrant {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// Place of the session in the table.
         index: u32,
     },
     /// Let what comes with the session's key land in the memory here.
     OpenKey {
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// Let nothing land any more that comes with a key of the session.
     CloseKey {
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// Read whole records for these members.
@@ -148,7 +148,7 @@ pub enum Intent {
         to: NodeId,
         /// Reason for the fetch.
         fetch: Fetch,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Number of bytes; for metadata, the length of the range to search.
         length: u32,
@@ -157,33 +157,33 @@ pub enum Intent {
     },
     /// All members in sync have the records below: the space that they freed may be reused.
     ReleaseFreed {
-        /// The position.
+        /// Position in the record ring.
         below: u64,
     },
     /// Check records, make them persistent, apply them.
     Ingest {
         /// Position of the first, at most the tail.
         from: u64,
-        /// Back to back.
+        /// Encoded records, one after the other.
         records: Bytes,
         /// Treatment of their out-of-line data.
         named: NamedData,
     },
     /// Which image bytes did the records from here on change?
     TouchedSince {
-        /// The position.
+        /// Position in the record ring.
         position: u64,
     },
     /// Put bytes into the image.
     WriteImage {
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// The bytes.
+        /// Bytes that it carries.
         bytes: Bytes,
     },
     /// Discard the records beyond this position and continue there.
     Rewind {
-        /// The place.
+        /// Position of the record ring to return to.
         to: Sequence,
     },
     /// Extend the image to so many bytes, if it is shorter: with groups that are empty, so in all pools the same.
@@ -193,14 +193,14 @@ pub enum Intent {
     },
     /// Open the pool for changes, in this epoch.
     OpenForWriting {
-        /// The epoch.
+        /// Number of the epoch.
         epoch: u32,
     },
     /// Close it for changes again.
     Follow,
     /// Ask the membership service to put this map in place of the version before.
     Propose {
-        /// The map.
+        /// Map of the unit to propose.
         map: UnitMap,
     },
 }
@@ -211,7 +211,7 @@ pub enum Completion {
     /// For [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`],
     /// [`Intent::ReclaimOrphans`], [`Intent::FreeGrant`].
     Executed {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// Outcome of the operation.
         outcome: Outcome,
@@ -224,23 +224,23 @@ pub enum Completion {
         /// The record names data that is not in it.
         is_by_reference: bool,
     },
-    /// For [`Intent::Resolve`].
+    /// Completes an [`Intent::Resolve`].
     Resolved {
-        /// Names it.
+        /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
         /// Inodes of the files.
         inodes: Vec<u64>,
     },
     /// For [`Intent::OpenKey`]. The same key, if one was open.
     KeyOpened {
-        /// The session.
+        /// Number of the session.
         session: u64,
         /// Its key: never one that any process had before.
         key: u64,
     },
     /// For [`Intent::CloseKey`]: no access can arrive any more, including those in flight.
     KeyClosed {
-        /// The session.
+        /// Number of the session.
         session: u64,
     },
     /// For [`Intent::ReadRecords`]: the records, or `None` if they are not held (any more).
@@ -249,29 +249,29 @@ pub enum Completion {
         from: u64,
         /// Members that receive them.
         to: Vec<NodeId>,
-        /// Back to back.
+        /// Encoded records, one after the other.
         records: Option<Bytes>,
         /// Data that they name, as far as it was asked for.
         data: Vec<Data>,
         /// As in the intent.
         is_for_group: bool,
     },
-    /// For [`Intent::ReadImage`].
+    /// Completes an [`Intent::ReadImage`].
     Image {
         /// Member that receives it.
         to: NodeId,
         /// Reason for the fetch.
         fetch: Fetch,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// The tail after they were read.
         position: u64,
         /// Bytes from `offset` on that were left out: they are no metadata.
         skipped: u32,
-        /// The bytes.
+        /// Bytes that it carries.
         bytes: Bytes,
     },
-    /// For [`Intent::Ingest`].
+    /// Completes an [`Intent::Ingest`].
     Ingested {
         /// The tail now.
         tail: Sequence,
@@ -281,12 +281,12 @@ pub enum Completion {
     },
     /// For [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.
     Touched {
-        /// Image bytes.
+        /// Ranges of bytes in the image.
         ranges: Vec<Range<u64>>,
     },
-    /// For [`Intent::OpenForWriting`].
+    /// Completes an [`Intent::OpenForWriting`].
     Opened {
-        /// The tail.
+        /// Tail of the record ring.
         tail: Sequence,
         /// The sessions in the image.
         sessions: Vec<SessionRecord>,
@@ -295,14 +295,14 @@ pub enum Completion {
     },
     /// For [`Intent::Follow`]: closed for changes.
     Following {
-        /// The tail.
+        /// Tail of the record ring.
         tail: Sequence,
         /// Epochs of the records that the ring holds.
         history: Vec<EpochStart>,
     },
     /// For [`Intent::Propose`]: the present map, whether it is the proposed one or not.
     Proposed {
-        /// The map.
+        /// Map of the unit to propose.
         map: UnitMap,
     },
 }
@@ -312,7 +312,7 @@ pub enum Completion {
 pub struct SessionRecord {
     /// Place in the table.
     pub index: u32,
-    /// The session.
+    /// Number of the session.
     pub session: u64,
     /// Client that owns the session.
     pub client: NodeId,

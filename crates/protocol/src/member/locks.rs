@@ -12,9 +12,9 @@ pub const LOCKS_MAX: usize = 1 << 14;
 /// A lock of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLock {
-    /// The file.
+    /// File that it concerns.
     pub file: FileId,
-    /// The lock.
+    /// Kind, range and owner of the lock.
     pub lock: Lock,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct LockEdit {
     pub after: Vec<Option<HeldLock>>,
 }
 
-/// All locks.
+/// Locks of all files.
 #[derive(Default)]
 pub(super) struct LockTable {
     by_session: BTreeMap<u64, Vec<Option<HeldLock>>>,

@@ -58,7 +58,7 @@ pub(super) struct Peer {
 
 /// State of the primary.
 pub(super) struct Primary {
-    /// Its own tail.
+    /// Tail of the member's own ring.
     pub position: u64,
     /// All members in sync have the records below.
     pub confirmed: u64,

@@ -10,7 +10,7 @@ use crate::wire::{ErrorCode, FileId, Outcome, Refusal};
 /// The last request of a slot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SlotState {
-    /// Its number.
+    /// Number of the slot's latest request.
     pub request: u64,
     /// Its answer and the position that all members need before it is sent; `None` while it is executed.
     pub answer: Option<Answer>,

@@ -6,7 +6,7 @@ use crate::leases::owners::OwnerChange;
 /// Progress of a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Its own tail.
+    /// Tail of the member's own ring.
     pub position: u64,
     /// All members that it counts have the records below.
     pub confirmed: u64,

@@ -44,7 +44,7 @@ impl Wait {
     }
 }
 
-/// All waits.
+/// Waits for locks of all files.
 #[derive(Default)]
 pub(super) struct Waits {
     /// Those of each file, in their order.

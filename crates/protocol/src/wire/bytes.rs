@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
     pub fn position(&mut self) -> Result<u64, Malformed> {
         match self.u64()? {
             position if position < POSITION_END => Ok(position),
-            _ => Err(Malformed("a position or a time is over its bound")),
+            _ => Err(Malformed("a position or a time exceeds its bound")),
         }
     }
 
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
     pub fn counted(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
         let length = self.u32()? as usize;
         if length > max {
-            return Err(Malformed("a length is over its bound"));
+            return Err(Malformed("a length exceeds its bound"));
         }
         self.bytes(length)
     }

@@ -21,7 +21,7 @@ pub struct Data {
     pub position: u64,
     /// Where it is in the image.
     pub offset: u64,
-    /// The bytes.
+    /// Bytes that it carries.
     pub bytes: Bytes,
 }
 

@@ -22,18 +22,18 @@ impl From<operations::Malformed> for Malformed {
 pub struct Replay {
     /// End of its record: the order in which requests were executed.
     pub sequence: Sequence,
-    /// The slot.
+    /// Index of the slot in its session.
     pub slot: u16,
     /// Number of the request in its slot.
     pub request: u64,
-    /// The operation.
+    /// Operation to execute again.
     pub operation: Arc<Operation>,
 }
 
 /// A write that was acknowledged and cannot be executed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The file.
+    /// File of the refused operation.
     pub file: FileId,
     /// Reason for the refusal.
     pub error: ErrorCode,

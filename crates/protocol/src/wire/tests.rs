@@ -410,7 +410,7 @@ fn records_are_repaired_or_refused() {
 
 #[test]
 fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
-    let bound = "a length is over its bound";
+    let bound = "a length exceeds its bound";
     let field = |before: &[u8], length: u32| [before, &length.to_le_bytes()].concat();
     // Not one of them has the bytes that it promises: a value refused for its bound was not searched.
     assert_eq!(objection(7, &field(&[0; 21], BODY_MAX as u32 + 1)), bound);
@@ -460,7 +460,7 @@ fn values_without_meaning_are_refused() {
 
 #[test]
 fn positions_and_times_can_be_added() {
-    let over = "a position or a time is over its bound";
+    let over = "a position or a time exceeds its bound";
     for (message, bytes) in messages() {
         if matches!(message.body, Body::Gap { .. }) {
             let kind = bytes[3];

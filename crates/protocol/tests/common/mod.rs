@@ -4,7 +4,7 @@ use operations::{ErrorCode, WriteAt};
 use protocol::wire::{Body, Bytes, Envelope, FileId, Message, Operation, Refusal};
 use protocol::{Defects, EpochStart, Transmit, UnitMap, UnitOptions};
 
-/// A file.
+/// File that the tests use.
 pub const FILE: FileId = FileId {
     unit: 0,
     inode: 5,
@@ -12,7 +12,7 @@ pub const FILE: FileId = FileId {
 };
 /// The session of its client.
 pub const SESSION: u64 = 1 << 32 | 1;
-/// The client.
+/// Number of the client.
 pub const CLIENT: u32 = 100;
 
 /// The map by which member 0 is primary.

@@ -12,7 +12,7 @@ pub enum NodeError {
     /// The pool is unusable.
     #[error("pool {path}: {source}")]
     Pool {
-        /// The pool.
+        /// Path of the pool.
         path: String,
         /// Cause of the failure.
         source: store::Error,
@@ -25,7 +25,7 @@ pub enum NodeError {
         "pool {path} is {found}, not {expected}; name another pool, or remove this one to lose its contents"
     )]
     OtherUnit {
-        /// The pool.
+        /// Path of the pool.
         path: String,
         /// Its cluster and unit.
         found: String,
@@ -34,12 +34,12 @@ pub enum NodeError {
     },
     /// No member has the contents any more.
     #[error(
-        "unit {unit} has lost its contents: the pools of all members in sync ({members}) are gone; bring one of them back, or remove the cluster"
+        "unit {unit} has lost its contents: the pools of all members in sync ({members}) are gone; restore one of them, or remove the cluster"
     )]
     AllLost {
-        /// The unit.
+        /// Number of the storage unit.
         unit: u16,
-        /// Their names.
+        /// Names of these members.
         members: String,
     },
     /// A spare has its place in the unit: it has to start over with a new process.
@@ -47,7 +47,7 @@ pub enum NodeError {
         "node {name} was away for too long and a spare has its place; start it again, and it is a spare"
     )]
     LeftUnit {
-        /// The node.
+        /// Name of the node.
         name: String,
     },
     /// The pools of the unit do not become longer.
@@ -61,7 +61,7 @@ pub enum NodeError {
     /// The pool failed while the node worked.
     #[error("pool {path} failed: {source}; check it with `tako check`")]
     Failed {
-        /// The pool.
+        /// Path of the pool.
         path: String,
         /// Cause of the failure.
         source: Failed,
@@ -72,7 +72,7 @@ pub enum NodeError {
     /// The keys are unusable.
     #[error(transparent)]
     Keys(#[from] connections::keys::Error),
-    /// It cannot listen.
+    /// The node cannot listen for connections.
     #[error(transparent)]
     Control(#[from] connections::control::Error),
     /// A transport does not work.

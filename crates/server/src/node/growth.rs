@@ -125,7 +125,7 @@ impl Growing {
 /// Makes the pools of the cluster's unit at least so many bytes long, and waits until they are, at most so long.
 ///
 /// # Errors
-/// [`NodeError::NotGrown`] if a node has no room, or the pools are as long: then the unit stays as it is. Or the time is over,
+/// [`NodeError::NotGrown`] if a node has no room, or the pools are as long: then the unit stays as it is. Or the time has expired,
 /// and the unit grows as soon as all members in sync have reserved room. [`NodeError::Membership`].
 pub fn grow(membership: &dyn Membership, length: u64, within: Duration) -> Result<(), NodeError> {
     let end = Instant::now() + within;

@@ -11,7 +11,7 @@ use super::{NodeConfig, NodeError, UNIT};
 /// A pool of the unit.
 pub struct Opened {
     pub region: Region,
-    /// Its identity.
+    /// Identity of the pool.
     pub pool: Uuid,
 }
 

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_whose_pool_was_lost_replaces_itself_when_it_is_out_of_sync() {
+    fn a_node_that_lost_its_pool_replaces_itself_when_it_is_out_of_sync() {
         let all = with_nodes(map(2), &[("n1", 1), ("n2", 2)]);
         let formed = next_roles(&all, 2).expect("it is formed");
         let mut lost = with_nodes(formed, &[("n2", 3)]);

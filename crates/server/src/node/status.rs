@@ -11,7 +11,7 @@ use super::GroupStatus;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It orders changes.
+    /// The node orders the changes of its unit.
     Primary,
     /// It takes all records.
     Replica,
@@ -60,7 +60,7 @@ pub struct LinkStatus {
     pub peer: String,
     /// Whether the peer is a node; else it is a client.
     pub is_node: bool,
-    /// The transport.
+    /// Name of the link's transport.
     pub transport: String,
     /// Faster transports, and why each was not taken.
     pub passed_over: Vec<String>,
@@ -95,16 +95,16 @@ pub struct Load {
     pub read: u64,
     /// Bytes of files that clients have sent in messages.
     pub written: u64,
-    /// Messages received.
+    /// Number of messages received.
     pub messages: u64,
 }
 
 /// Space for the data of files, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
-    /// All of it.
+    /// Space in all, in bytes.
     pub total: u64,
-    /// Bytes in use.
+    /// Space in use, in bytes.
     pub used: u64,
     /// Bytes that files may take.
     pub available: u64,
@@ -113,9 +113,9 @@ pub struct Space {
 /// State of a node, as it reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Its process.
+    /// Number of the node's process.
     pub pid: u32,
     /// Role in its unit.
     pub role: Role,

@@ -38,10 +38,10 @@ impl fmt::Display for LostData {
         write!(
             f,
             "inode {inode}, bytes {offset} to {end}: block {block} of the image does not match its checksum, and reading \
-             it is an error; write these bytes anew (`find DIR -inum {inode}` names the file), and run `tako check`"
+             it is an error; rewrite these bytes (`find DIR -inum {inode}` names the file), and run `tako check`"
         )?;
         if *is_last {
-            f.write_str("; no more such blocks will be told of")?;
+            f.write_str("; no more such blocks will be reported")?;
         }
         Ok(())
     }

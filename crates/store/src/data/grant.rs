@@ -32,7 +32,7 @@ pub struct Mapped {
     pub file_offset: u64,
     /// Where it begins in the image.
     pub image_offset: u64,
-    /// Its length.
+    /// Length of the mapped range.
     pub length: u64,
 }
 

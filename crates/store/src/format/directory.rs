@@ -47,9 +47,9 @@ pub struct LeafHeader {
     pub dead: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: u32,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub padding: [u64; 2],
 }
 
@@ -97,7 +97,7 @@ pub struct Slot {
 pub struct EntryHeader {
     /// Hash and discriminator: the order of reading and the cookie.
     pub key: u64,
-    /// Inode number.
+    /// Number of the inode.
     pub number: u64,
     /// Generation of the inode.
     pub generation: u32,
@@ -107,7 +107,7 @@ pub struct EntryHeader {
     pub kind: u8,
     /// Bytes of the name, 1..=255.
     pub name_length: u8,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: [u8; 6],
 }
 

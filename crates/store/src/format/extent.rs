@@ -117,7 +117,7 @@ pub struct NodeHeader {
     pub count: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: [u64; 4],
 }
 

@@ -56,7 +56,7 @@ pub struct GroupHeader {
     pub crc: u32,
     /// Number of the group.
     pub group: u64,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: [u64; 6],
     /// CRC32C of each line of each bitmap, in the order of [`Map`].
     pub line_crcs: [[u32; LINES_MAX]; 3],

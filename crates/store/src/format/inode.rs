@@ -68,7 +68,7 @@ pub struct Inode {
     pub rest_crc: u32,
     /// User that owns the file.
     pub uid: u32,
-    /// Owning group.
+    /// Number of the owning group.
     pub gid: u32,
     /// Project, for quotas; 0 is none.
     pub project: u32,

@@ -47,7 +47,7 @@ pub struct RecordHeader {
     pub length: u32,
     /// Where the operations end and the blocks begin, in bytes from the record's start.
     pub checked: u32,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: u32,
 }
 

@@ -163,7 +163,7 @@ pub struct RingState {
     pub epoch: u32,
     /// Position of the first record that may not be in the image yet.
     pub start: u64,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: [u64; 6],
 }
 

@@ -27,7 +27,7 @@ pub struct XattrHeader {
     pub end: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: [u64; 4],
 }
 
@@ -38,7 +38,7 @@ pub struct XattrHeader {
 pub struct XattrEntry {
     /// Bytes of the name, with its namespace: 1 to 255.
     pub name_length: u8,
-    /// Always zero.
+    /// Reserved bytes, which are zero.
     pub reserved: u8,
     /// Bytes of the value.
     pub value_length: u16,

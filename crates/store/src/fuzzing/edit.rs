@@ -27,7 +27,7 @@ pub enum PoolPart {
     Header,
     /// A bitmap of the first group.
     Bitmap,
-    /// An inode.
+    /// Inode of a file.
     Inode,
     /// A block of the image.
     Block,
@@ -124,18 +124,18 @@ impl Edit {
 
 /// The bytes of a pool.
 pub struct PoolBytes {
-    /// All of them.
+    /// All bytes of the pool.
     pub bytes: Vec<u8>,
 }
 
 impl PoolBytes {
     /// Structures with checksums that [`PoolBytes::seal`] corrects: superblocks.
     pub const SUPERBLOCKS: u8 = 1;
-    /// Ring states.
+    /// Bit for states of the ring.
     pub const RING_STATES: u8 = 2;
     /// Records in the ring.
     pub const RECORDS: u8 = 4;
-    /// Group headers.
+    /// Bit for headers of groups.
     pub const HEADERS: u8 = 8;
     /// Bit for bitmaps.
     pub const BITMAPS: u8 = 16;

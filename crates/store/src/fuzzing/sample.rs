@@ -31,7 +31,7 @@ pub enum Sample {
 }
 
 impl Sample {
-    /// All of them.
+    /// All samples of pools.
     pub const ALL: [Sample; 4] = [
         Sample::Closed,
         Sample::Crashed,

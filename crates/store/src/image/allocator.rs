@@ -25,7 +25,7 @@ const LINE_WORDS: usize = LINE_BITS as usize / 64;
 /// A run of blocks of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// First block.
+    /// Number of the first block.
     pub block: u64,
     /// Number of blocks.
     pub length: u32,

@@ -163,7 +163,7 @@ pub fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superbloc
     let blocks = pool_length.saturating_sub(image_offset) / BLOCK as u64;
     let layout = ImageLayout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group)
         .ok_or(Error::BadGeometry(
-            "it is too small, or its groups are; use at least 1 MiB",
+            "it or its groups are too small; use at least 1 MiB",
         ))?;
     let mut superblock = Superblock {
         magic: MAGIC,

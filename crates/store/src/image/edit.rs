@@ -31,7 +31,7 @@ pub enum Sealed {
 
 /// A metadata block being edited.
 pub struct Edit {
-    /// Its number.
+    /// Number of the block.
     pub block: u64,
     /// The block was free until now: unwritten bytes must become zero.
     pub fresh: bool,

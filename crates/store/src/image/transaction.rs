@@ -39,7 +39,7 @@ pub struct Reply<'a> {
     pub file: &'a dyn ReplyFile,
     /// Offset in the file. The reply lies in one block, which the file has.
     pub offset: u64,
-    /// The bytes.
+    /// Encoded bytes of the reply.
     pub bytes: [u8; REPLY],
     /// Where in the bytes number (8 bytes) and generation (4 bytes) go of the inode that the change creates, if it does.
     pub inode_at: Option<usize>,

@@ -35,7 +35,7 @@ pub struct PoolOptions {
 
 /// The layer of records: blocks, inodes and their changes as bytes, without the meaning of files and names.
 pub struct Volume {
-    /// The image.
+    /// Image of the file system.
     pub(crate) image: Image,
     /// The record ring.
     pub(crate) ring: Ring,

@@ -32,7 +32,7 @@ const OTHERS: u16 = 0x20;
 /// The bits of a mode that a list contains too.
 const LISTED: u32 = 0o777;
 
-/// One entry.
+/// Entry of an access control list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     tag: u16,

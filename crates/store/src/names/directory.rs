@@ -27,7 +27,7 @@ const FETCHED: usize = 256;
 /// Where a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Inode number.
+    /// Number of the inode.
     pub number: u64,
     /// Generation of the inode.
     pub generation: u32,
@@ -137,11 +137,11 @@ pub fn leaf_entries(contents: &Block) -> impl Iterator<Item = (EntryHeader, &[u8
 
 /// A directory for reading.
 pub struct Reader<'a> {
-    /// The image.
+    /// Image that holds the directory.
     pub image: &'a Image,
     /// The directory's inode number.
     pub number: u64,
-    /// Its inode.
+    /// Inode of the directory.
     pub inode: &'a Inode,
 }
 
@@ -399,7 +399,7 @@ pub struct Writer<'a, 's> {
     pub change: &'a mut Change<'s>,
     /// The directory's inode number.
     pub number: u64,
-    /// Its inode.
+    /// Inode of the directory.
     pub inode: &'a mut Inode,
 }
 

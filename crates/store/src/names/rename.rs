@@ -209,7 +209,7 @@ impl Names {
             }
             if at.number() == moved.number() {
                 return Err(Error::InvalidArgument(
-                    "a directory cannot be moved into itself",
+                    "a directory cannot be moved into itself; choose another target",
                 ));
             }
             let parent = at.state.read().parent;

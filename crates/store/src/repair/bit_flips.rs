@@ -35,7 +35,7 @@ pub fn correct(bytes: &mut [u8], crc: &mut u32) -> bool {
 pub struct Parts {
     /// Version and times of change.
     pub stamp: bool,
-    /// All else.
+    /// All other fields of the inode.
     pub rest: bool,
 }
 

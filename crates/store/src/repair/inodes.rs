@@ -23,7 +23,7 @@ impl Repairer<'_> {
         }
         for number in [ROOT, SYSTEM] {
             if !self.is_live(number) {
-                self.note(number, "the directory was made anew: it could not be read");
+                self.note(number, "the directory was recreated: it could not be read");
                 let found = self.cleared.remove(&number).unwrap_or(Inode::FREE);
                 let root = root(number, found.next_generation(), self.now_ns);
                 self.add_file(number, found, root, FileKind::Directory);
@@ -45,14 +45,14 @@ impl Repairer<'_> {
         if bits <= 1 {
             self.note(
                 number,
-                "a flipped bit of an inode that was never used was put right",
+                "a flipped bit of an inode that was never used was repaired",
             );
             return Inode::FREE;
         }
         let mut inode = *found;
         let parts = repair_inode(&mut inode);
         match (parts.rest, parts.stamp) {
-            (true, true) => self.note(number, "a flipped bit of the inode was put right"),
+            (true, true) => self.note(number, "a flipped bit of the inode was repaired"),
             (true, false) => {
                 (inode.modified_ns, inode.changed_ns) = (self.now_ns, self.now_ns);
                 inode.version = 0;
@@ -130,7 +130,10 @@ impl Repairer<'_> {
             inode.parent = number;
         }
         if *inode != old {
-            self.note(number, "fields of the inode that cannot be were put right");
+            self.note(
+                number,
+                "fields of the inode that were invalid were repaired",
+            );
         }
     }
 

@@ -173,7 +173,7 @@ struct File {
     named_by: u32,
     /// Names of directories in it.
     subdirectories: u32,
-    /// Names in it.
+    /// Number of names in the directory.
     entries: u64,
     /// It is given up.
     is_gone: bool,

@@ -354,7 +354,7 @@ impl Repairer<'_> {
                 let number = file.number;
                 self.note(
                     number,
-                    "the numbers of links and entries, or the parent, were put right",
+                    "the numbers of links and entries, or the parent, were repaired",
                 );
             }
         }

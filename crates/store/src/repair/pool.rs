@@ -58,7 +58,7 @@ pub fn superblock(region: &Region, notes: &mut Notes) -> Result<Superblock> {
             region.write_flushed(offset, &right);
             region.fence();
             notes.add(
-                format!("the {copy} copy of the superblock was written anew"),
+                format!("the {copy} copy of the superblock was rewritten"),
                 None,
                 None,
             );
@@ -92,14 +92,14 @@ pub fn replay_ring(
             let mut report = Report::default();
             check_ring_states(region, &mut report);
             if !report.is_clean() {
-                notes.add("the ring's state was written anew", None, None);
+                notes.add("the ring's state was rewritten", None, None);
             }
             Some(state)
         }
         Err(_) => {
             let state = flipped_state(region);
             let what = match state {
-                Some(_) => "a flipped bit of the ring's state was put right",
+                Some(_) => "a flipped bit of the ring's state was repaired",
                 None => {
                     "the ring's state was lost: all records in the ring were brought into the image"
                 }
@@ -118,7 +118,7 @@ pub fn replay_ring(
             resets_ring: false,
         },
         Some(Ok(mut tail)) => {
-            notes.add("the count of openings starts anew", None, None);
+            notes.add("the count of openings restarts", None, None);
             tail.epoch = 0;
             Tail {
                 sequence: tail,

@@ -120,7 +120,7 @@ impl Repairer<'_> {
         let changed = files.filter(|file| file.inode != file.found);
         let numbers: Vec<u64> = changed.map(|file| file.number).collect();
         for number in numbers.into_iter().filter(|number| !noted.contains(number)) {
-            self.note(number, "fields of the inode were put right");
+            self.note(number, "fields of the inode were repaired");
         }
     }
 
@@ -222,13 +222,13 @@ impl Repairer<'_> {
             let header = self.image.group_header(group);
             let is_header_right = header.as_ref().is_ok_and(|it| it.reserved == [0; 6]);
             if !is_header_right {
-                let what = "the group header was written anew";
+                let what = "the group header was rewritten";
                 self.notes.add(what, None, Some(block));
             }
             let mut wrong = 0;
             self.wrong_lines(group, maps, &mut |_, _, _| wrong += 1);
             if wrong > 0 {
-                let what = format!("{wrong} lines of the group's bitmaps were put right");
+                let what = format!("{wrong} lines of the group's bitmaps were repaired");
                 self.notes.add(what, None, Some(block));
             }
             differs |= wrong > 0 || !is_header_right;
@@ -244,7 +244,7 @@ impl Repairer<'_> {
         });
         for group in wrong {
             let block = self.image.layout.header(group) / BLOCK as u64;
-            let what = "counts of the group's owners were put right";
+            let what = "counts of the group's owners were repaired";
             self.notes.add(what, None, Some(block));
         }
     }

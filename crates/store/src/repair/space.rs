@@ -99,7 +99,7 @@ impl Repairer<'_> {
         for gap in &gaps {
             let (start, end) = (gap.start * BLOCK as u64, gap.end * BLOCK as u64);
             let what = match is_marked {
-                true => "are lost: reading them fails until they are written anew",
+                true => "are lost: reading them fails until they are rewritten",
                 false => "are lost where there was data, and are zeros now",
             };
             self.note(number, format!("bytes {start} to {end} of {path} {what}"));
@@ -181,7 +181,7 @@ impl Repairer<'_> {
         file.inode.root[..entries.len()].copy_from_slice(&entries);
         (file.inode.depth, file.inode.count) = (level, entries.len() as u16);
         file.nodes = nodes;
-        self.note(number, "the extent tree was put together anew");
+        self.note(number, "the extent tree was rebuilt");
     }
 
     fn count_blocks(&mut self, index: usize) {
@@ -191,7 +191,7 @@ impl Repairer<'_> {
         if file.inode.blocks != blocks {
             file.inode.blocks = blocks;
             let number = file.number;
-            self.note(number, "the number of blocks was put right");
+            self.note(number, "the number of blocks was repaired");
         }
     }
 }

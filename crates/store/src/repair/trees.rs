@@ -223,7 +223,7 @@ impl Repairer<'_> {
         contents[BLOCK_CRC..BLOCK_CRC_FROM].copy_from_slice(crc.as_bytes());
         let own = u64::from_le_bytes(contents[16..24].try_into().expect("eight bytes"));
         let parsed = parse(&contents).filter(|_| own == block)?;
-        self.note_block(number, block, "a flipped bit was put right");
+        self.note_block(number, block, "a flipped bit was repaired");
         self.fixes.insert(block, Box::new(contents));
         Some(parsed)
     }

@@ -162,7 +162,7 @@ impl Replica {
             return Err("it does not follow the record before it");
         }
         if header.epoch < epoch {
-            return Err("its epoch is over");
+            return Err("its epoch has ended");
         }
         let length = record_length(bytes).filter(|length| length.is_multiple_of(ALIGN));
         let length = length.ok_or("its length is not possible")?;

@@ -100,7 +100,7 @@ impl Table {
         (holds > 0).then_some(Held { file, count: holds })
     }
 
-    /// All holds.
+    /// Returns the holds of all files.
     pub(super) fn holds(&self) -> Vec<Held> {
         let shards = self.shards.iter().map(|shard| shard.lock());
         let held = |entry: &Entry| Held {

@@ -487,7 +487,7 @@ fn listeners_that_lie_are_left() {
 }
 
 #[test]
-fn thousands_who_say_nothing_hold_up_nobody() {
+fn thousands_of_silent_callers_delay_no_other() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

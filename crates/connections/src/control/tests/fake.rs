@@ -21,7 +21,7 @@ pub struct Fake {
     pub seen: Arc<Mutex<Seen>>,
 }
 
-/// Recorded calls.
+/// Calls that were recorded.
 #[derive(Default)]
 pub struct Seen {
     pub open: usize,

@@ -189,7 +189,7 @@ fn two_sides_that_tell_much_at_once_listen_meanwhile() {
 }
 
 #[test]
-fn over_a_network_certificates_say_who_they_are() {
+fn over_a_network_certificates_prove_names() {
     let scratch = Scratch::new();
     let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let pair = join(&b, &[loopback()], &a, false);

@@ -146,7 +146,7 @@ fn callers_without_a_certificate_of_the_cluster_are_refused() {
 }
 
 #[test]
-fn dialers_notice_who_is_not_of_the_cluster() {
+fn dialers_refuse_nodes_of_other_clusters() {
     let scratch = Scratch::new();
     let [a, _] = scratch.keys("keys").map(TestProcess::new);
     let [stranger, _] = scratch.keys("others").map(TestProcess::new);

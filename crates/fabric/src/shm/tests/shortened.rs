@@ -149,7 +149,7 @@ fn memory_that_is_not_sealed_is_refused() {
     export.memory = Some(unsealed);
     assert_eq!(
         queue.import(to, export).unwrap_err().to_string(),
-        "shared memory is not sealed against shrinking, so it could go away while it is used; its owner has to seal it \
+        "shared memory can shrink while it is used: it is not sealed; its owner must seal it \
          (F_SEAL_SHRINK)"
     );
 }

@@ -201,7 +201,7 @@ fn writes_vanish_with_permission() {
             ],
         ),
         (
-            "while a read is under way",
+            "while a read is in flight",
             vec![first.clone(), may(&second, &[10]), read(2, 5, 9, 12)],
         ),
         (
