@@ -7,7 +7,7 @@ use client::FileKind;
 use rustix::fs::Mode;
 
 use crate::arguments::files::{Mkdir, Mv, Rm};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::location::{PoolPath, last_name};
 use crate::modes::ModeChange;
 use crate::pools::{self, Use, is_same};
@@ -27,7 +27,7 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
         }
         None => usual,
     };
-    for place in &arguments.places {
+    each(&arguments.places, |place| {
         pools::with(place, Use::Change, |tree| {
             let mut make = |path: &Path, permissions: u32| -> Outcome {
                 tree.make_directory(path, permissions)?;
@@ -44,9 +44,8 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
                 true => make_all(tree, place, (usual, permissions), &mut make),
                 false => make(&place.path, permissions),
             }
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 fn set_permissions(tree: &dyn Tree, place: &PoolPath, permissions: u32) -> Outcome {
@@ -126,28 +125,27 @@ pub fn mv(arguments: &Mv, out: &mut dyn Write) -> Outcome {
         if (from.len() > 1 || arguments.target_directory.is_some()) && !into {
             return Err(no_directory(&to.to_string()));
         }
-        for place in from {
+        each(from, |place| {
             let name = last_name(&place.path).filter(|_| into);
             let target = name.map_or(to.path.clone(), |name| to.path.join(name));
             if arguments.no_clobber && tree.look(&target, false)?.is_some() {
-                continue;
+                return Ok(());
             }
             tree.rename(&place.path, &target)?;
             if arguments.verbose {
                 writeln!(out, "renamed {place} to {}", to.with_path(&target))?;
             }
-        }
-        Ok(())
+            Ok(())
+        })
     })
 }
 
 pub fn rm(arguments: &Rm, out: &mut dyn Write) -> Outcome {
-    for place in &arguments.places {
+    each(&arguments.places, |place| {
         pools::with(place, Use::Change, |tree| {
             remove(tree, place, arguments, out)
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 fn remove(tree: &dyn Tree, place: &PoolPath, arguments: &Rm, out: &mut dyn Write) -> Outcome {

@@ -36,6 +36,8 @@ pub const INFO: &str = "info";
 pub const IS_WRITABLE: &str = "writable";
 /// Asks whether every read reaches the process that serves the mount: answered by [`YES`] or [`NO`].
 pub const SEES_ALL_READS: &str = "reads";
+/// Asks which reads of files change access times: answered by the name of a mount option, such as `relatime`.
+pub const ACCESS_TIMES: &str = "access-times";
 /// Sets which reads change access times, and whether reads of directories do: `access-times relatime no`.
 pub const TIMES: &str = "access-times ";
 pub const YES: &str = "yes";
@@ -61,9 +63,23 @@ fn is_trusted(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
 }
 
+/// Whether this process runs as root, and the other one as the user that mounted the pool.
+fn is_of_mount(stream: &UnixStream, pool: &Path) -> bool {
+    let Ok(peer) = socket_peercred(stream) else {
+        return false;
+    };
+    let user = format!("user_id={}", peer.uid.as_raw());
+    let mut mounts = fuse::mounts().unwrap_or_default().into_iter();
+    geteuid().is_root()
+        && mounts.any(|mount| {
+            mount.source == pool && mount.options.split(',').any(|option| option == user)
+        })
+}
+
 /// Answers requests about the pool, on a thread that blocks until one arrives.
 pub fn serve(pool: &Path, served: Served) -> io::Result<()> {
-    let path = pool.to_owned();
+    // The process leaves its current directory.
+    let path = fs::canonicalize(pool)?;
     let listener = UnixListener::bind_addr(&address(pool)?)?;
     let answer = move || {
         for stream in listener.incoming() {
@@ -111,6 +127,7 @@ fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
         INFO => Some(describe(pool, &served.store)),
         IS_WRITABLE => Some(yes_or_no(served.is_writable)),
         SEES_ALL_READS => Some(yes_or_no(served.access_times.sees_all_reads())),
+        ACCESS_TIMES => Some(served.access_times.files().option().to_owned()),
         _ => None,
     }
 }
@@ -134,7 +151,7 @@ pub fn ask(pool: &Path, line: &str) -> Result<Option<String>, Failure> {
         Err(error) => return Err(failed(pool, &error)),
     };
     let pool_name = pool.display();
-    if !is_trusted(&stream) {
+    if !is_trusted(&stream) && !is_of_mount(&stream, &pool.canonicalize().unwrap_or_default()) {
         let sentence = "another user has it mounted; ask that user, or root";
         return Err(Failure::Failed(format!("{pool_name}: {sentence}")));
     }
@@ -146,7 +163,7 @@ pub fn ask(pool: &Path, line: &str) -> Result<Option<String>, Failure> {
     match answer.trim_end() {
         "" => {
             let sentence =
-                "the process that has it mounted did not answer; see whether it still runs";
+                "the process that has it mounted did not answer; check whether it still runs";
             Err(Failure::Failed(format!("{pool_name}: {sentence}")))
         }
         answer => Ok(Some(answer.to_owned())),

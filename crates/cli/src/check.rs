@@ -206,9 +206,9 @@ fn write_text(
     } = report;
     write!(
         out,
-        "{inodes} inodes in use, {directories} of them directories, {blocks_used} blocks; "
+        "inodes in use: {inodes}, of them directories: {directories}; blocks in use: {blocks_used}; "
     )?;
-    writeln!(out, "{records_replayed} records to replay")
+    writeln!(out, "records to replay: {records_replayed}")
 }
 
 fn for_json(pool: String, done: Option<Vec<store::Finding>>, report: &store::Report) -> Report {

@@ -8,7 +8,7 @@ use client::{Attributes, FileKind, ROOT, SetAttributes};
 
 use crate::arguments::files::{Cp, Preserve};
 use crate::change::{divide, mask, no_directory};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::location::{Location, PoolPath, last_name};
 use crate::pools::{self, Trees, Use};
 use crate::progress::Copied;
@@ -22,7 +22,7 @@ const LISTS: &[u8] = b"system.posix_acl_";
 
 pub fn cat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
     let mut buffer = vec![0; PIECE];
-    for place in places {
+    each(places, |place| {
         pools::with(place, Use::Read, |tree| {
             let mut reader = tree.open(&place.path)?;
             let mut offset = 0;
@@ -31,9 +31,8 @@ pub fn cat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
                 offset = start + count as u64;
             }
             Ok(())
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 /// Parts to copy and to preserve.
@@ -112,18 +111,18 @@ fn copy_all(
         progress: Copied::new(only_size(trees, from)?),
         out,
     };
-    for place in from {
+    let outcome = each(from, |place| {
         let name = last_name(place.path()).filter(|_| into);
         let path = name.map_or(to.path().to_owned(), |name| to.path().join(name));
         let from = End {
             tree: trees.of(place),
             path: place.path().into(),
         };
-        copier.copy(&from, &End { tree: target, path })?;
-    }
+        copier.copy(&from, &End { tree: target, path })
+    });
     match copier.skipped {
-        true => Err(Failure::Silent),
-        false => Ok(()),
+        true => outcome.and(Err(Failure::Silent)),
+        false => outcome,
     }
 }
 

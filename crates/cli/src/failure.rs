@@ -73,6 +73,23 @@ impl Failure {
     }
 }
 
+/// Does `work` on each operand of a command, as coreutils do: a failure of one is printed and does not keep the others from it.
+pub fn each<T>(operands: &[T], mut work: impl FnMut(&T) -> Outcome) -> Outcome {
+    let mut outcome = Ok(());
+    for operand in operands {
+        match work(operand) {
+            Ok(()) => {}
+            Err(Failure::Failed(sentence)) if operands.len() > 1 => {
+                Failure::Failed(sentence).report();
+                outcome = Err(Failure::Silent);
+            }
+            Err(Failure::Silent) => outcome = Err(Failure::Silent),
+            Err(failure) => return Err(failure),
+        }
+    }
+    outcome
+}
+
 /// Prints why a command line is refused, in the form of all other errors, or the help that it asks for.
 pub fn report_command_line(error: &clap::Error) {
     use io::Write;
@@ -123,23 +140,47 @@ impl From<fuse::Error> for Failure {
 
 /// The system's words for an error, as part of a sentence.
 pub fn reason(error: &io::Error) -> String {
-    let text = plain(&error.to_string());
+    lower_first(&plain(&error.to_string()))
+}
+
+/// A sentence with the words of system errors as parts of it, without their numbers.
+pub fn plain(sentence: &str) -> String {
+    let mut parts = sentence.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let (number, rest) = part.split_once(')').unwrap_or_default();
+        match number.parse().map(io::Error::from_raw_os_error) {
+            Ok(error) => with_lower_end(&text, &error.to_string()) + rest,
+            Err(_) => text + rest,
+        }
+    })
+}
+
+/// The text, in which the words of an error at its end begin in lower case.
+fn with_lower_end(text: &str, error: &str) -> String {
+    let words = error.split(" (os error ").next().unwrap_or_default();
+    match text.strip_suffix(words) {
+        Some(before) => before.to_owned() + &lower_first(words),
+        None => text.to_owned(),
+    }
+}
+
+fn lower_first(text: &str) -> String {
     let mut characters = text.chars();
     let first = characters.next().map(|first| first.to_ascii_lowercase());
     first.into_iter().chain(characters).collect()
 }
 
-/// A sentence without the numbers of system errors, since it has their words.
-pub fn plain(sentence: &str) -> String {
-    let mut parts = sentence.split(" (os error ");
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |text, part| {
-        text + part.split_once(')').map_or("", |(_, rest)| rest)
-    })
-}
+/// Largest error number of the kernel.
+const ERRNO_MAX: i32 = 4095;
+/// Advice for an error without a number, or with one that users do not meet.
+const ANY_ADVICE: &str = "check the path and the kernel's log";
 
 /// Advice for an error number on a command line.
 fn advice(errno: i32) -> &'static str {
+    if !(1..=ERRNO_MAX).contains(&errno) {
+        return ANY_ADVICE;
+    }
     match Errno::from_raw_os_error(errno) {
         Errno::NOENT => "check the path; `tako ls` shows what a pool holds",
         Errno::EXIST => "remove it first or choose another name",
@@ -164,7 +205,12 @@ fn advice(errno: i32) -> &'static str {
         Errno::STALE => "the file was removed meanwhile; run the command again",
         Errno::OPNOTSUPP => "choose a file system that supports it",
         Errno::INVAL => "check the arguments",
-        _ => "check the path and the kernel's log",
+        Errno::NODEV | Errno::NXIO => "check that the device is present and its driver is loaded",
+        Errno::AGAIN | Errno::INTR => "try again",
+        Errno::TIMEDOUT => "check the nodes with `tako status` and try again",
+        Errno::NOLCK => "release some locks and try again",
+        Errno::DEADLK => "release a lock that another program waits for",
+        _ => ANY_ADVICE,
     }
 }
 
@@ -174,9 +220,8 @@ mod tests {
 
     #[test]
     fn sentences_have_no_error_numbers() {
-        let sentence =
-            "cannot connect to n1: no such file (os error 2); check it: refused (os error 111)";
-        let expected = "cannot connect to n1: no such file; check it: refused";
+        let sentence = "cannot connect to n1: No such file or directory (os error 2); check it: refused (os error 111)";
+        let expected = "cannot connect to n1: no such file or directory; check it: refused";
         assert_eq!(plain(sentence), expected);
         assert_eq!(plain(expected), expected);
     }
@@ -197,6 +242,50 @@ mod tests {
                 "{sentence}"
             );
             assert!(sentence.contains(advice), "{sentence}");
+        }
+    }
+
+    /// Numbers that users meet: none of them gets the advice that fits all.
+    #[test]
+    fn each_error_number_has_its_own_advice() {
+        let own = io::Error::from(io::ErrorKind::UnexpectedEof);
+        let sentence = Failure::host("read", Path::new("/x"), &own).sentence();
+        assert!(sentence.ends_with(ANY_ADVICE), "{sentence}");
+        for errno in [
+            Errno::NOENT,
+            Errno::EXIST,
+            Errno::NOTDIR,
+            Errno::ISDIR,
+            Errno::NOTEMPTY,
+            Errno::NAMETOOLONG,
+            Errno::ACCESS,
+            Errno::PERM,
+            Errno::ROFS,
+            Errno::NOSPC,
+            Errno::DQUOT,
+            Errno::FBIG,
+            Errno::BUSY,
+            Errno::TXTBSY,
+            Errno::XDEV,
+            Errno::LOOP,
+            Errno::MLINK,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOMEM,
+            Errno::IO,
+            Errno::NOTCONN,
+            Errno::STALE,
+            Errno::OPNOTSUPP,
+            Errno::INVAL,
+            Errno::NODEV,
+            Errno::NXIO,
+            Errno::AGAIN,
+            Errno::INTR,
+            Errno::TIMEDOUT,
+            Errno::NOLCK,
+            Errno::DEADLK,
+        ] {
+            assert_ne!(advice(errno.raw_os_error()), ANY_ADVICE, "{errno:?}");
         }
     }
 

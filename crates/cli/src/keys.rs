@@ -21,7 +21,7 @@ pub fn run(command: &Keys, out: &mut dyn Write) -> Outcome {
             let authority = authority.display();
             writeln!(
                 out,
-                "cluster {cluster}: keep {authority}, which issues keys, where no node is"
+                "cluster {cluster}: keep {authority}, which issues keys, on a machine without a node"
             )?;
             tell(&made, &node, out)
         }
@@ -34,7 +34,7 @@ pub fn run(command: &Keys, out: &mut dyn Write) -> Outcome {
             let (list, count) = (revoked.list.display(), revoked.certificates);
             writeln!(
                 out,
-                "node {name}: certificates revoked: {count}; copy {list} to the directories of all other nodes, which look at it \
+                "node {name}: certificates revoked: {count}; copy {list} to the directories of all other nodes, which read it \
                  before each connection"
             )?;
             Ok(())
@@ -48,7 +48,7 @@ fn tell(made: &Made, node: &str, out: &mut dyn Write) -> Outcome {
     let directory = made.directory.display();
     writeln!(
         out,
-        "node {node}: give it the directory {directory}; its keys are good for {days} days"
+        "node {node}: give it the directory {directory}; its keys are valid for {days} days"
     )?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use client::{Attributes, FileKind};
 
-use crate::failure::Outcome;
+use crate::failure::{Outcome, each};
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
 use crate::sizes::{kind_name, show_device, show_mode, show_name, show_time};
@@ -12,10 +12,8 @@ use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 
 pub fn stat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
-    for (index, place) in places.iter().enumerate() {
-        if index > 0 {
-            writeln!(out)?;
-        }
+    let mut is_first = true;
+    each(places, |place| {
         pools::with(place, Use::Read, |tree| {
             let found = tree.find(&place.path, false)?;
             let target = match found.attributes.kind {
@@ -23,11 +21,13 @@ pub fn stat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
                 _ => Ok(Vec::new()),
             };
             let target = target.map_err(|error| error.at(place))?;
+            if !std::mem::take(&mut is_first) {
+                writeln!(out)?;
+            }
             writeln!(out, "path         {place}")?;
             Ok(write_attributes(&found.attributes, &target, out)?)
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 fn write_attributes(attributes: &Attributes, target: &[u8], out: &mut dyn Write) -> io::Result<()> {
@@ -39,11 +39,15 @@ fn write_attributes(attributes: &Attributes, target: &[u8], out: &mut dyn Write)
         }
         _ => {}
     }
-    writeln!(
-        out,
-        "inode        {} generation {}",
-        attributes.number, attributes.generation
-    )?;
+    // A mount shows neither generations nor versions.
+    match attributes.generation {
+        0 => writeln!(out, "inode        {}", attributes.number)?,
+        generation => writeln!(
+            out,
+            "inode        {} generation {generation}",
+            attributes.number
+        )?,
+    }
     writeln!(
         out,
         "permissions  {:04o} {}",
@@ -64,21 +68,24 @@ fn write_attributes(attributes: &Attributes, target: &[u8], out: &mut dyn Write)
         let (time, rest) = show_time(nanoseconds);
         writeln!(out, "{name:12} {time}.{rest:09} UTC")?;
     }
-    writeln!(out, "version      {}", attributes.version)
+    match attributes.version {
+        0 => Ok(()),
+        version => writeln!(out, "version      {version}"),
+    }
 }
 
 pub fn tree(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
     let mut drawing = TreeDrawing::default();
-    for place in places {
-        pools::with(place, Use::Read, |tree| drawing.draw(tree, place, out))?;
-    }
+    let outcome = each(places, |place| {
+        pools::with(place, Use::Read, |tree| drawing.draw(tree, place, out))
+    });
     let plural = |count: u64, one: &str, many: &str| {
         format!("{count} {}", if count == 1 { one } else { many })
     };
     let directories = plural(drawing.directories, "directory", "directories");
     let files = plural(drawing.files, "file", "files");
     writeln!(out, "{directories}, {files}")?;
-    Ok(())
+    outcome
 }
 
 #[derive(Default)]

@@ -76,7 +76,7 @@ pub fn last_name(path: &Path) -> Option<&OsStr> {
 }
 
 impl PoolPath {
-    /// Parses `POOL:PATH`.
+    /// Parses a text such as `POOL:PATH`.
     pub fn parse(text: &OsStr) -> Result<PoolPath, String> {
         match Location::parse(text)? {
             Location::Pool(place) => Ok(place),

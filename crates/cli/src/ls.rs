@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use client::{Attributes, FileKind};
 
 use crate::arguments::files::Ls;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
 use crate::sizes::{
@@ -34,10 +34,9 @@ pub fn run(arguments: &Ls, out: &mut dyn Write) -> Outcome {
         now_ns: now_ns(),
         has_written: false,
     };
-    for place in &arguments.places {
-        pools::with(place, Use::Read, |tree| listing.list(tree, place, out))?;
-    }
-    Ok(())
+    each(&arguments.places, |place| {
+        pools::with(place, Use::Read, |tree| listing.list(tree, place, out))
+    })
 }
 
 struct Listing<'a> {

@@ -6,7 +6,7 @@ use client::{Attributes, FileKind, SetAttributes};
 
 use crate::arguments::files::{Chmod, Chown, Ln, Truncate};
 use crate::change::mask;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::location::{PoolPath, last_name};
 use crate::modes::ModeChange;
 use crate::pools::{self, Use, is_same};
@@ -81,7 +81,7 @@ fn change_all(
     (recursive, follow): (bool, bool),
     change: &dyn Fn(&Attributes) -> Option<SetAttributes>,
 ) -> Outcome {
-    for place in places {
+    each(places, |place| {
         pools::with(place, Use::Change, |tree| {
             let found = tree.find(&place.path, follow)?;
             apply(tree, &found.handle, change(&found.attributes))
@@ -96,9 +96,8 @@ fn change_all(
                 apply(tree, step.handle, change(step.attributes))
                     .map_err(|error| error.at(place.below(step.path)))
             })
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 fn apply(
@@ -150,7 +149,7 @@ pub fn chown(arguments: &Chown) -> Outcome {
 
 pub fn truncate(arguments: &Truncate) -> Outcome {
     let length = Length::parse(&arguments.size).map_err(Failure::Usage)?;
-    for place in &arguments.places {
+    each(&arguments.places, |place| {
         pools::with(place, Use::Change, |tree| {
             let found = match tree.look(&place.path, true)? {
                 Some(found) => found,
@@ -170,9 +169,8 @@ pub fn truncate(arguments: &Truncate) -> Outcome {
             };
             tree.change(&found.handle, &change)
                 .map_err(|error| error.at(place))
-        })?;
-    }
-    Ok(())
+        })
+    })
 }
 
 /// A length as truncate(1) takes it.
@@ -187,7 +185,9 @@ impl Length {
         let digits = &text[operator.map_or(0, char::len_utf8)..];
         let bytes = match digits {
             "0" if !matches!(operator, Some('/' | '%')) => 0,
-            digits => parse_size(digits)?,
+            digits => {
+                parse_size(digits).map_err(|advice| format!("invalid size '{text}'; {advice}"))?
+            }
         };
         Ok(Length { operator, bytes })
     }

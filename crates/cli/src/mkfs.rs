@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::thread;
 
-use client::{FileSystem, Geometry};
+use client::{Cause, FileSystem, Geometry};
 use pmem::{Access, Kind, Region};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -65,10 +65,22 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
             let format = || FileSystem::format_pool(pool, size, Some(geometry));
             let made = while_working(format!("making {}", pool.display()), format);
             interrupted.close();
-            made?;
+            made.map_err(|error| not_made(pool, error))?;
         }
     }
     describe(pool, out)
+}
+
+/// The failure to make a pool file. `check_place` has found its directory.
+fn not_made(pool: &Path, error: client::Error) -> Failure {
+    match error.cause() {
+        Cause::Region(pmem::Error::NotFound { .. }) => Failure::Failed(format!(
+            "cannot make {}: its directory takes no new files; choose another path",
+            pool.display()
+        )),
+        Cause::Region(_) => error.into(),
+        _ => Failure::at(pool.display(), &error),
+    }
 }
 
 /// Removes an incomplete pool if this process is asked to end before it is made.

@@ -135,7 +135,7 @@ fn serve(
         crate::service::say_ready().map_err(|error| cannot("tell the service manager", error))?;
     }
     if arguments.detached {
-        let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
+        let_go_of_streams().map_err(|error| cannot("detach from the terminal", error))?;
     }
     Ok(mount.wait()?)
 }
@@ -203,8 +203,6 @@ fn remount(target: &Path, options: &str) -> Outcome {
             mount.directory.display()
         )));
     }
-    let change =
-        Remount::parse(&mount, options).map_err(|error| Failure::Usage(error.to_string()))?;
     let directory = mount.directory.display();
     let ask = |line: &str| {
         channel::ask(&mount.source, line)?.ok_or_else(|| {
@@ -213,6 +211,10 @@ fn remount(target: &Path, options: &str) -> Outcome {
             ))
         })
     };
+    // Asked first, so that a failure to ask changes nothing.
+    let served = AccessTime::from_option(&ask(channel::ACCESS_TIMES)?);
+    let change = Remount::parse(&mount, served.unwrap_or(AccessTime::Relative), options);
+    let change = change.map_err(|error| Failure::Usage(error.to_string()))?;
     if change.allows_changes() && ask(channel::IS_WRITABLE)? != channel::YES {
         return Err(Failure::Failed(format!(
             "cannot remount {directory} read-write: its pool was opened read-only; unmount it and mount it again without ro"
@@ -294,7 +296,10 @@ fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
                 ))),
             }
         }
-        Err(error) => Err(cannot("hear from the process for the mount", error)),
+        Err(error) => Err(cannot(
+            "read the report of the process for the mount",
+            error,
+        )),
     }
 }
 

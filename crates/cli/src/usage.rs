@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use client::Attributes;
 
 use crate::arguments::files::{Df, Du};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, each};
 use crate::location::PoolPath;
 use crate::pools::{self, Use};
 use crate::sizes::show_short_size;
@@ -49,13 +49,13 @@ pub fn du(arguments: &Du, out: &mut dyn Write) -> Outcome {
         counted: HashSet::new(),
         total: 0,
     };
-    for place in &arguments.places {
-        pools::with(place, Use::Read, |tree| usage.add(tree, place, out))?;
-    }
+    let outcome = each(&arguments.places, |place| {
+        pools::with(place, Use::Read, |tree| usage.add(tree, place, out))
+    });
     if arguments.total {
         writeln!(out, "{}\ttotal", unit.show(usage.total))?;
     }
-    Ok(())
+    outcome
 }
 
 struct Usage<'a> {
@@ -164,10 +164,14 @@ pub fn df(arguments: &Df, out: &mut dyn Write) -> Outcome {
         true => mounted_pools()?,
         false => arguments.pools.iter().map(|pool| pool.0.clone()).collect(),
     };
-    for pool in &pools {
+    let outcome = each(&pools, |pool| {
         lines.push(line_of(pool, arguments.inodes, unit)?);
+        Ok(())
+    });
+    if lines.len() > 1 {
+        write_columns(&lines, out)?;
     }
-    write_columns(&lines, out)
+    outcome
 }
 
 fn mounted_pools() -> Result<Vec<PathBuf>, Failure> {
@@ -185,6 +189,13 @@ fn mounted_pools() -> Result<Vec<PathBuf>, Failure> {
 
 fn line_of(pool: &Path, inodes: bool, unit: Unit) -> Result<Line, Failure> {
     let statistics = pools::open(pool, Use::Read)?.statistics()?;
+    // The kernel shows other users nothing of a mount without allow_other, not even root.
+    if statistics.blocks == 0 {
+        return Err(Failure::Failed(format!(
+            "{}: its mount is open to the user only that made it; run the command as that user",
+            pool.display()
+        )));
+    }
     let bytes = |blocks: u64| blocks * u64::from(statistics.block_size);
     let (all, free, available, unit) = match inodes {
         true => (

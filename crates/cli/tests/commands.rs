@@ -66,7 +66,7 @@ fn mkfs_takes_sizes_and_refuses_others() {
     }
     assert!(misused(&["mkfs", &pool]).contains("--size"));
     assert!(failed(&["mkfs", &pool, "--size", "100K"]).contains("too small"));
-    assert!(failed(&["mkfs", &pool, "--size", "900T"]).contains("a pool cannot have"));
+    assert!(failed(&["mkfs", &pool, "--size", "900T"]).contains("a pool must have"));
     assert!(failed(&["mkfs", &pool, "--size", "60T"]).contains("no room"));
     assert!(
         failed(&["mkfs", &pool, "--size", "8M", "--inodes", "1000000"]).contains("ask for fewer")
@@ -123,7 +123,7 @@ fn mkfs_overwrites_nothing_unasked() {
 }
 
 #[test]
-fn a_pool_that_is_half_made_goes_with_who_makes_it() {
+fn an_interrupted_mkfs_leaves_no_pool() {
     let scratch = Scratch::new();
     let pool = scratch.path("a.pool");
     let mut mkfs = command(&["mkfs", &pool, "--size", "2G"]);
@@ -527,6 +527,34 @@ const MOVED: &str = "\
 5 directories, 1 file";
 
 #[test]
+fn a_failure_with_one_operand_does_not_keep_a_command_from_the_others() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "16M");
+    let inside = |path: &str| format!("{pool}:{path}");
+    let (missing, other) = (inside("/missing"), inside("/other"));
+    let expect = |arguments: &[&str], shown: &str| {
+        let run = tako(arguments);
+        assert_eq!(run.code, Some(1), "{arguments:?}: {}", run.err);
+        assert_eq!(run.err.matches("tako: ").count(), 1, "{}", run.err);
+        assert!(run.err.contains("/missing"), "{}", run.err);
+        assert!(run.out.contains(shown), "{arguments:?}: {}", run.out);
+    };
+    fs::write(scratch.path("file"), "contents").unwrap();
+    let file = scratch.path("file");
+    expect(&["cp", &scratch.path("missing"), &file, &inside("/")], "");
+    expect(&["cat", &missing, &inside("/file")], "contents");
+    expect(&["mv", &missing, &inside("/file"), &inside("/")], "");
+    expect(&["ls", &missing, &inside("/file")], "/file");
+    expect(&["stat", &missing, &inside("/file")], "size         8 B");
+    expect(&["chmod", "600", &missing, &inside("/file")], "");
+    expect(&["du", "-c", &missing, &inside("/")], "total");
+    expect(&["df", &scratch.path("missing"), &pool], "a.pool");
+    expect(&["mkdir", &inside("/missing/a"), &other], "");
+    expect(&["rm", &missing, &inside("/file"), "-d", &other], "");
+    assert_eq!(done(&["ls", &inside("/")]), "");
+}
+
+#[test]
 fn trees_deeper_than_any_path_are_walked() {
     let scratch = Scratch::new();
     let pool = scratch.pool("a.pool", "16M");
@@ -698,7 +726,7 @@ fn a_cluster_gets_an_authority_and_keys_for_its_nodes() {
     );
     let said = done(&["keys", "issue", &directory, "n2"]);
     assert!(
-        said.contains("good for 729 days") || said.contains("good for 730 days"),
+        said.contains("valid for 729 days") || said.contains("valid for 730 days"),
         "{said}"
     );
     for key in ["authority.key", "n1/node.key", "n2/node.key"] {
@@ -710,7 +738,7 @@ fn a_cluster_gets_an_authority_and_keys_for_its_nodes() {
     let said = failed(&["keys", "issue", &directory, "n2"]);
     assert!(said.contains("exists already"), "{said}");
     let said = failed(&["keys", "issue", &directory, "No Name"]);
-    assert!(said.contains("cannot be a node's name"), "{said}");
+    assert!(said.contains("a node's name must be"), "{said}");
     let said = failed(&["keys", "issue", &scratch.path("none"), "n3"]);
     assert!(said.contains("is missing"), "{said}");
     let said = done(&["keys", "revoke", &directory, "n2"]);

@@ -115,7 +115,7 @@ fn a_mount_is_ready_when_it_returns_and_closed_when_it_ends() {
         assert!(
             tako(&["check", &place.pool])
                 .ended(0)
-                .contains(" 0 records to replay")
+                .contains("records to replay: 0")
         );
     }
     assert!(place.server().is_none(), "the serving process did not end");
@@ -417,7 +417,7 @@ fn a_mount_in_use_stays() {
 }
 
 #[test]
-fn relative_paths_are_those_of_whoever_mounts() {
+fn relative_paths_begin_at_the_directory_of_the_caller() {
     let place = Background::new();
     let run = |arguments: &[&str]| {
         let mut command = common::command(arguments);
@@ -438,7 +438,7 @@ fn relative_paths_are_those_of_whoever_mounts() {
     assert!(
         tako(&["check", &place.pool])
             .ended(0)
-            .contains(" 0 records to replay")
+            .contains("records to replay: 0")
     );
 }
 
@@ -457,7 +457,7 @@ fn a_signal_unmounts() {
         assert!(
             tako(&["check", &place.pool])
                 .ended(0)
-                .contains(" 0 records to replay")
+                .contains("records to replay: 0")
         );
     }
     assert_eq!(
@@ -694,7 +694,7 @@ fn lost_data_is_told_of_in_the_log() {
 }
 
 #[test]
-fn a_mount_whose_pool_is_shortened_says_why_it_ends() {
+fn a_mount_reports_that_its_pool_was_shortened() {
     let place = Background::new();
     fs::write(place.scratch.path("file"), [7; 5000]).unwrap();
     let file = format!("{}:/file", place.pool);

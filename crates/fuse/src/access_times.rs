@@ -64,7 +64,8 @@ impl AccessTimes {
         self.sees_all_reads
     }
 
-    pub(crate) fn files(&self) -> AccessTime {
+    /// Which reads of files set access times at present.
+    pub fn files(&self) -> AccessTime {
         AccessTime::ALL[usize::from(self.files.load(Ordering::Relaxed))]
     }
 

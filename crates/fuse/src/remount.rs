@@ -35,8 +35,9 @@ pub struct Remount {
 }
 
 impl Remount {
-    /// Reads a list as after `-o remount,`. Options that the mount has already may be repeated, as mount(8) does.
-    pub fn parse(mount: &Mounted, text: &str) -> Result<Remount, Error> {
+    /// Reads a list as after `-o remount,`. Options that the mount has already may be repeated, as mount(8) does. `served`
+    /// is the setting of the process that serves the mount: fusermount3 mounts with `relatime` in any case.
+    pub fn parse(mount: &Mounted, served: AccessTime, text: &str) -> Result<Remount, Error> {
         let has = |option: &str| mount.options.split(',').any(|it| it == option);
         let mut options = MountOptions {
             read_only: has("ro"),
@@ -45,7 +46,7 @@ impl Remount {
             execute: !has("noexec"),
             access_times: match (has("noatime"), has("relatime")) {
                 (true, _) => AccessTime::Never,
-                (_, true) => AccessTime::Relative,
+                (_, true) if served != AccessTime::Always => AccessTime::Relative,
                 // The kernel's table has no word for it.
                 _ => AccessTime::Always,
             },
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn other_options_stay() {
-        let change = Remount::parse(&mount(), "remount,ro,noatime").unwrap();
+        let change = Remount::parse(&mount(), AccessTime::Relative, "remount,ro,noatime").unwrap();
         assert!(change.options.read_only && !change.options.set_user);
         assert_eq!(change.access_times(), (AccessTime::Never, true));
         let flags = kernel::flags(&change.options);
@@ -114,9 +115,11 @@ mod tests {
     #[test]
     fn options_that_the_mount_has_may_be_repeated() {
         let text = "remount,ro,nosuid,nodev,relatime,user_id=0,max_read=1048576,x-a.b";
-        assert!(Remount::parse(&mount(), text).is_ok());
+        assert!(Remount::parse(&mount(), AccessTime::Relative, text).is_ok());
         for option in ["threads=3", "cache=none", "user_id=7", "sideways"] {
-            let error = Remount::parse(&mount(), option).unwrap_err().to_string();
+            let error = Remount::parse(&mount(), AccessTime::Relative, option)
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(option), "{error}");
         }
     }
@@ -127,14 +130,17 @@ mod tests {
             options: "rw,nosuid,nodev,user_id=0".into(),
             ..mount()
         };
-        for (text, expected) in [
-            ("remount,noexec", AccessTime::Always),
-            ("remount,relatime", AccessTime::Relative),
-        ] {
-            let change = Remount::parse(&strict, text).unwrap();
-            assert_eq!(change.access_times(), (expected, true));
+        // The second one was made by fusermount3.
+        for mount in [strict, mount()] {
+            for (text, expected) in [
+                ("remount,noexec", AccessTime::Always),
+                ("remount,relatime", AccessTime::Relative),
+            ] {
+                let change = Remount::parse(&mount, AccessTime::Always, text).unwrap();
+                assert_eq!(change.access_times(), (expected, true));
+            }
         }
-        let change = Remount::parse(&mount(), "strictatime").unwrap();
+        let change = Remount::parse(&mount(), AccessTime::Relative, "strictatime").unwrap();
         assert_eq!(change.access_times(), (AccessTime::Always, true));
     }
 
@@ -144,7 +150,7 @@ mod tests {
             options: "ro,relatime".into(),
             ..mount()
         };
-        let change = Remount::parse(&read_only, "remount,rw").unwrap();
+        let change = Remount::parse(&read_only, AccessTime::Never, "remount,rw").unwrap();
         assert!(change.allows_changes());
         assert_eq!(change.access_times(), (AccessTime::Relative, true));
     }

@@ -6,7 +6,7 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use crate::location::{Location, PoolPath, WholePool};
 
-/// `tako ls`.
+/// Arguments of `tako ls`.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Ls {
@@ -65,7 +65,7 @@ pub struct Ls {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako cp`.
+/// Arguments of `tako cp`.
 #[derive(Args)]
 pub struct Cp {
     /// Copy everything: recursive, symbolic links as links, and all of --preserve
@@ -127,7 +127,7 @@ pub enum Preserve {
     All,
 }
 
-/// `tako mv`.
+/// Arguments of `tako mv`.
 #[derive(Args)]
 pub struct Mv {
     /// Replace targets without asking, which is the default
@@ -150,7 +150,7 @@ pub struct Mv {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako rm`.
+/// Arguments of `tako rm`.
 #[derive(Args)]
 pub struct Rm {
     /// Remove directories with their contents
@@ -169,7 +169,7 @@ pub struct Rm {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako mkdir`.
+/// Arguments of `tako mkdir`.
 #[derive(Args)]
 pub struct Mkdir {
     /// Create parent directories; no error if the directory exists
@@ -185,7 +185,7 @@ pub struct Mkdir {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako ln`.
+/// Arguments of `tako ln`.
 #[derive(Args)]
 pub struct Ln {
     /// Make a symbolic link; the target is any text
@@ -210,7 +210,7 @@ pub struct Ln {
     pub name: PoolPath,
 }
 
-/// `tako chmod`.
+/// Arguments of `tako chmod`.
 #[derive(Args)]
 pub struct Chmod {
     /// Change directories with their contents
@@ -223,7 +223,7 @@ pub struct Chmod {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako chown`.
+/// Arguments of `tako chown`.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Chown {
@@ -243,7 +243,7 @@ pub struct Chown {
     help: Option<bool>,
 }
 
-/// `tako truncate`.
+/// Arguments of `tako truncate`.
 #[derive(Args)]
 pub struct Truncate {
     /// Bytes, with K, M, G or T; + adds, - subtracts, < at most, > at least, / rounds down and % rounds up
@@ -256,7 +256,7 @@ pub struct Truncate {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako du`.
+/// Arguments of `tako du`.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Du {
@@ -294,7 +294,7 @@ pub struct Du {
     pub places: Vec<PoolPath>,
 }
 
-/// `tako df`.
+/// Arguments of `tako df`.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Df {
@@ -318,7 +318,7 @@ pub struct Df {
     pub pools: Vec<WholePool>,
 }
 
-/// `tako umount`.
+/// Arguments of `tako umount`.
 #[derive(Args)]
 pub struct Umount {
     /// Detach at once, and end the mount when its last file is closed

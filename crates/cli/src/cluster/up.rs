@@ -76,7 +76,14 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     match (&directory, &chosen) {
         (Some(_), Some(node)) => wait_for_mount(&state, node, out),
         (Some(directory), None) => mount(&state, directory, out),
-        (None, _) => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
+        (None, _) => match state.mounted()?.first() {
+            Some(directory) => Ok(writeln!(
+                out,
+                "{source} is mounted on {}",
+                directory.display()
+            )?),
+            None => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
+        },
     }
 }
 

@@ -391,7 +391,7 @@ impl Work {
         let may_report = {
             let unsynced = &self.log().unsynced;
             let mut lost = unsynced.iter().filter(|write| may_be_lost(write));
-            // It is reported to each call that is under way, and to one more.
+            // It is reported to each call that is in flight, and to one more.
             lost.any(|write| write.failed_syncs <= CLIENTS)
         };
         let is_synced = open.sync_all().is_ok();
