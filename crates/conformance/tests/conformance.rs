@@ -7,6 +7,8 @@ mod link;
 mod namespaces;
 mod network;
 mod placed;
+mod raw;
+mod replayed;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

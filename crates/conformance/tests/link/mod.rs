@@ -20,7 +20,7 @@ pub const INTERFACE: &str = "tako0";
 pub struct Link {
     home: File,
     hosts: Vec<File>,
-    _switch: Option<File>,
+    switch: Option<File>,
 }
 
 fn ip(arguments: &str) {
@@ -70,7 +70,7 @@ impl Link {
         Link {
             home,
             hosts,
-            _switch: None,
+            switch: None,
         }
     }
 
@@ -95,7 +95,7 @@ impl Link {
         Link {
             home,
             hosts,
-            _switch: Some(switch),
+            switch: Some(switch),
         }
     }
 
@@ -116,6 +116,15 @@ impl Link {
     pub fn ip(&self, host: usize, arguments: &str) {
         self.on(host, || ip(arguments));
         self.enter(host);
+    }
+
+    /// Runs `ip` on the switch.
+    pub fn on_switch(&self, arguments: &str) {
+        let switch = self.switch.as_ref().expect("a switch");
+        let before = namespace();
+        enter(switch);
+        ip(arguments);
+        enter(&before);
     }
 
     pub fn hosts(&self) -> usize {
@@ -161,10 +170,11 @@ impl OnLink {
         OnLink::over(Link::pair(), options())
     }
 
-    /// Four hosts at a switch that do without authentication.
+    /// Four hosts at a switch that do without authentication, with the EtherTypes for experiments (IEEE 802).
     pub fn bridge() -> OnLink {
         let options = EthernetOptions {
             authenticated: false,
+            types: [0x88b5, 0x88b6],
             ..options()
         };
         OnLink::over(Link::bridge(4), options)

@@ -1,5 +1,6 @@
 //! Writes over Ethernet with blocks that are received in place.
 
+mod forged;
 mod liar;
 mod reads;
 

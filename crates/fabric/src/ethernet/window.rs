@@ -303,6 +303,42 @@ mod tests {
     }
 
     #[test]
+    fn a_group_of_losses_halves_the_window_once_and_acknowledgements_widen_it() {
+        let mut now = Instant::now();
+        let mut outgoing = Outgoing::new();
+        let fill = |outgoing: &mut Outgoing, now| {
+            while outgoing.has_room() {
+                outgoing.add(0, 100, now);
+            }
+        };
+        // Packets of a full window, of which the first five are missing.
+        let mut lose = |outgoing: &mut Outgoing| {
+            fill(outgoing, now);
+            let (first, full) = (outgoing.first, outgoing.next());
+            let mut repeated = 0;
+            for selective in [0xff << 5, 0xffff << 5] {
+                outgoing.acknowledge(first, selective, now, |_| ());
+                outgoing.lost(now, |_| true, |_, _| repeated += 1);
+            }
+            now += REPEAT_MAX;
+            outgoing.acknowledge(full, 0, now, |_| ());
+            (full - first, repeated)
+        };
+        let windows: Vec<u64> = (0..6).map(|_| lose(&mut outgoing).0).collect();
+        assert_eq!(windows[0], WINDOW_FIRST as u64);
+        // A half, and a few for the packets that were acknowledged since.
+        assert!((32..40).contains(&windows[1]), "{windows:?}");
+        assert!(windows.is_sorted_by(|one, next| one > next || *next <= 16));
+        assert!(windows.iter().all(|it| *it >= WINDOW_MIN as u64));
+        for _ in 0..1000 {
+            let full = outgoing.next();
+            outgoing.acknowledge(full, 0, now, |_| ());
+            fill(&mut outgoing, now);
+        }
+        assert_eq!(outgoing.next() - outgoing.first, WINDOW);
+    }
+
+    #[test]
     fn packets_are_executed_once_and_in_order() {
         let mut incoming = Incoming::new();
         assert_eq!(incoming.place(0), PacketOrder::Next);
