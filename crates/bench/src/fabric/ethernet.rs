@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use fabric::ethernet::{Ethernet, EthernetOptions, PlacedPool, Shape};
+use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults, PlacedPool, Shape};
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{Access, Device, Registration, RemoteRegion};
 use pmem::Region;
@@ -191,11 +191,13 @@ impl Joined {
 fn over_ethernet(
     authenticated: bool,
     placed: Option<Shape>,
+    faults: FrameFaults,
 ) -> impl Fn(usize) -> Result<Opened, Error> {
     move |_| {
         let mut options = EthernetOptions {
             interface: Some(INTERFACE.into()),
             authenticated,
+            faults,
             // An end is idle while others are measured.
             lost_after: Duration::from_secs(600),
             ..EthernetOptions::default()
@@ -246,14 +248,15 @@ impl Ways<'_> {
         let mut next = cables.iter();
         let mut cable = || next.next().ok_or(Error::Fabric("no cable".into()));
         let tcp = cable()?.ends(over_tcp)?;
-        let packets = cable()?.ends(over_ethernet(authenticated, None))?;
+        let packets = cable()?.ends(over_ethernet(authenticated, None, FrameFaults::default()))?;
         let mut placed = Vec::new();
         for (name, shape) in SHAPES {
             let [joined, raw] = [cable()?, cable()?];
             for cable in [joined, raw] {
                 cable.allow(shape)?;
             }
-            let joined = joined.ends(over_ethernet(authenticated, Some(shape)))?;
+            let open = over_ethernet(authenticated, Some(shape), FrameFaults::default());
+            let joined = joined.ends(open)?;
             placed.push((name, joined, raw.frames(shape)?));
         }
         Ok(Ways {
@@ -363,6 +366,38 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
                 rows.push(row(&measured, (placed, 0), &title, "in packets", None));
                 rows.push(Row::new(&title, joined.copies(size, reads)?));
             }
+        }
+    }
+    rows.extend(losses(bench, &cables, name)?);
+    Ok(rows)
+}
+
+/// Long transfers while one frame in a hundred is lost, beside those of which none is.
+fn losses(bench: &Bench, cables: &[Cable], name: &str) -> Result<Vec<Row>, Error> {
+    let loss = FrameFaults {
+        loss_permille: 10,
+        seed: 1,
+        ..FrameFaults::default()
+    };
+    let count = (count(bench, true) / 16 * BLOCK / LENGTH).max(4);
+    let mut rows = Vec::new();
+    for (shape, placed) in [
+        ("in packets", None),
+        ("overlay", Some(Shape::Overlay)),
+        ("jumbo", Some(Shape::Jumbo)),
+    ] {
+        let mut pairs = Vec::new();
+        for (cable, faults) in cables.iter().zip([FrameFaults::default(), loss]) {
+            cable.allow(placed.unwrap_or(Shape::Strip))?;
+            pairs.push(cable.ends(over_ethernet(true, placed, faults))?);
+        }
+        for (what, reads) in [("read", true), ("write", false)] {
+            let transfer = |pair: &mut Joined| pair.transfer(count, LENGTH as usize, reads);
+            let sides = pairs.iter_mut();
+            let sides = sides.map(|pair| Box::new(move || transfer(pair)) as Side<'_>);
+            let measured = interleave(bench.scale.rounds, sides.collect())?;
+            let title = format!("{name} {what}, 1 MiB, authenticated, {shape}, 1 % loss");
+            rows.push(row(&measured, (1, 0), &title, "no loss", Some(0.8)));
         }
     }
     Ok(rows)

@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::count;
 use super::input::{Outcome, refuse, sent};
-use super::link::{Answer, Asked, Landing, Link};
+use super::link::{Answer, Asked, Landing, Link, RESEND_AFTER};
 use super::local::Local;
 use super::placement::{self, BLOCK, BLOCKS_MAX, Progress, Run};
 use super::wire::{self, Kind, Packet};
@@ -180,7 +180,6 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
         return Outcome::Violation;
     };
     let now = Instant::now();
-    let is_late = fetch.is_late(now);
     let frames = fetch.bytes / BLOCK * shape.frames();
     let owner = (local.member.slot, link.id);
     let mut placing = placement.lock();
@@ -201,8 +200,12 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
             link.again.push_back(request);
             return Outcome::Executed;
         }
-        // If the last frame was taken but is not there, the kernel has lost it.
-        Some(Progress::Expects(frame)) if frame < frames || !is_late => Some(frame),
+        Some(Progress::Expects(frame)) => {
+            fetch.expects(frame, now);
+            // If the last frame was taken but is not there, the kernel has lost it.
+            let is_possible = frame < frames || !fetch.has_waited(now, RESEND_AFTER);
+            is_possible.then_some(frame)
+        }
         _ => None,
     };
     drop(placing);
@@ -210,14 +213,13 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
         ask_in_packets(link, local);
         return Outcome::Executed;
     };
-    if fetch.is_stuck(Some(frame), now, shared.options.lost_after) {
+    if fetch.has_waited(now, shared.options.lost_after) {
         link.avoid();
         link.lose(Failure::PeerLost, local);
         return Outcome::Stalled;
     }
-    fetch.asked.get_or_insert(now);
-    if is_late {
-        fetch.asked = Some(now);
+    if fetch.is_late(now) {
+        fetch.ask(now);
         let body = wire::Answer {
             request: request.into(),
             value: u64::from(frame).into(),

@@ -469,6 +469,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         return Outcome::Violation;
     }
     let owner = (local.member.slot, link.id);
+    let frames = landing.bytes / placement::BLOCK * shape.frames();
     let mut placement = placement.lock();
     let wanted = match placement.progress(&shared, *shape, owner, landing.first) {
         None => {
@@ -486,7 +487,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
                 placement.finish(&shared, *shape, owner, landing.first);
                 drop(placement);
                 link.landing = None;
-                shared.count_placed(bytes / placement::BLOCK * shape.frames());
+                shared.count_placed(frames);
                 announce(link, local, packet);
                 return Outcome::Executed;
             }
@@ -497,34 +498,43 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Some(Progress::Expects(frame)) => Some(frame),
     };
     let now = Instant::now();
-    if landing.is_stuck(wanted, now, shared.options.lost_after) {
+    if let Some(frame) = wanted {
+        landing.expects(frame, now);
+    }
+    if landing.has_waited(now, shared.options.lost_after) {
         drop(placement);
         link.lose(Failure::PeerLost, local);
         return Outcome::Stalled;
     }
-    let asked = *landing.asked.get_or_insert(now);
     let from = match wanted {
-        Some(_) if now.saturating_duration_since(asked) < RESEND_AFTER => {
-            return Outcome::Stalled;
-        }
-        Some(frame) => frame,
-        None => {
+        Some(_) if !landing.is_late(now) => return Outcome::Stalled,
+        Some(frame) if frame < frames => frame,
+        Some(_) if !landing.has_waited(now, RESEND_AFTER) => return Outcome::Stalled,
+        // If the last frame was taken but is not there, the kernel has lost one.
+        _ => {
             let Some(first) = placement.aim_again(&shared, *shape, owner, landing.first) else {
                 return Outcome::Stalled;
             };
             landing.first = first;
+            landing.expects(0, now);
             0
         }
     };
     drop(placement);
-    landing.asked = Some(now);
-    let value = u64::from(from) << 32 | u64::from(landing.first);
+    landing.ask(now);
+    let first = landing.first;
+    ask_again(link, local, request, (first, from));
+    Outcome::Stalled
+}
+
+/// Asks for the frames of a run from this one on, counted from the first one.
+fn ask_again(link: &mut Link, local: &mut Local, request: u64, (first, from): (u32, u32)) {
+    let value = u64::from(from) << 32 | u64::from(first);
     let answer = wire::Answer {
         request: request.into(),
         value: value.into(),
     };
     link.tell(local, Kind::Resend, 0, answer.as_bytes());
-    Outcome::Stalled
 }
 
 /// Reports a write that announces itself.

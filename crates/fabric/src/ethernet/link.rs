@@ -16,7 +16,9 @@ use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
 pub const RESERVED: usize = 32;
-/// After how long missing frames of a run are asked for again.
+/// A frame of a run of which all were sent is missing when no other one has come for so long.
+const MISSED_AFTER: Duration = Duration::from_micros(100);
+/// After how long the same missing frame is asked for again.
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
@@ -150,10 +152,12 @@ pub struct Landing {
     pub offset: u64,
     pub bytes: u32,
     pub first: u32,
-    /// When frames were last asked for again, or first missed.
-    pub asked: Option<Instant>,
+    /// All frames were sent, as far as the other side reports.
+    is_sent: bool,
+    /// The frame that was asked for last, and when.
+    asked: Option<(u32, Instant)>,
     /// The frame that was expected last, and since when.
-    pub waits: (u32, Instant),
+    waits: (u32, Instant),
 }
 
 impl Landing {
@@ -163,26 +167,42 @@ impl Landing {
             offset,
             bytes,
             first,
+            is_sent: false,
             asked: None,
             waits: (0, Instant::now()),
         }
     }
 
-    /// Whether frames have been missing for so long that they are asked for again.
-    pub fn is_late(&self, now: Instant) -> bool {
-        self.asked
-            .is_some_and(|asked| now.saturating_duration_since(asked) >= RESEND_AFTER)
+    /// All frames were sent, and this one is expected next.
+    pub fn expects(&mut self, frame: u32, now: Instant) {
+        if !std::mem::replace(&mut self.is_sent, true) || frame != self.waits.0 {
+            self.waits = (frame, now);
+        }
     }
 
-    /// Whether the same frame has been expected for so long that the link cannot bring it.
-    pub fn is_stuck(&mut self, expected: Option<u32>, now: Instant, limit: Duration) -> bool {
-        let (known, since) = self.waits;
-        let expected = expected.unwrap_or(known);
-        if expected != known {
-            self.waits = (expected, now);
-            return false;
-        }
-        now.saturating_duration_since(since) >= limit
+    /// The expected frame is asked for.
+    pub fn ask(&mut self, now: Instant) {
+        self.asked = Some((self.waits.0, now));
+    }
+
+    /// When the expected frame is to be asked for. Nothing before all were sent.
+    pub fn due(&self) -> Option<Instant> {
+        let (expected, since) = self.waits;
+        let due = match self.asked {
+            Some((frame, at)) if frame == expected => at + RESEND_AFTER,
+            _ => since + MISSED_AFTER,
+        };
+        self.is_sent.then_some(due)
+    }
+
+    /// Whether the expected frame is to be asked for now.
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.due().is_some_and(|due| now >= due)
+    }
+
+    /// Whether the same frame has been expected for so long.
+    pub fn has_waited(&self, now: Instant, limit: Duration) -> bool {
+        now.saturating_duration_since(self.waits.1) >= limit
     }
 }
 
@@ -529,8 +549,34 @@ impl Link {
             State::Leaving { until } => Some(until),
         };
         let landing = self.landing.iter().chain(self.fetches.front());
-        let missing = landing.filter_map(|landing| landing.asked).min();
-        let again = missing.map(|asked| asked + RESEND_AFTER);
+        let again = landing.filter_map(Landing::due).min();
         repeat.into_iter().chain(other).chain(again).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_missing_frame_is_asked_for_soon_and_the_same_one_not_too_often() {
+        let start = Instant::now();
+        let mut landing = Landing::new(0, 0, 4096, 0);
+        assert_eq!(landing.due(), None, "the sender is not done");
+        landing.expects(5, start);
+        assert_eq!(landing.due(), Some(start + MISSED_AFTER));
+        // Others come, before it is late.
+        let mut now = start + MISSED_AFTER / 2;
+        landing.expects(7, now);
+        assert!(!landing.is_late(start + MISSED_AFTER));
+        now += MISSED_AFTER;
+        assert!(landing.is_late(now));
+        landing.ask(now);
+        landing.expects(7, now);
+        assert_eq!(landing.due(), Some(now + RESEND_AFTER));
+        // It has come, and a later one is missing.
+        landing.expects(20, now);
+        assert_eq!(landing.due(), Some(now + MISSED_AFTER));
+        assert!(landing.has_waited(now + RESEND_AFTER, RESEND_AFTER));
     }
 }
