@@ -9,6 +9,7 @@ use client::{Acknowledge, FileSystem, Source, SourceError};
 use connections::choice::PREFERENCE;
 use connections::control::Address;
 use fabric::Provider;
+use fabric::ethernet::parse_types;
 use fuse::{Cache, MountOptions};
 
 use crate::cluster;
@@ -24,6 +25,7 @@ pub struct RemoteOptions {
     keys: Option<PathBuf>,
     transport: Option<Provider>,
     interface: Option<String>,
+    ether_types: Option<[u16; 2]>,
     data_queue: Option<u32>,
     /// The side that moves the data of writes and reads.
     io: Io,
@@ -31,7 +33,7 @@ pub struct RemoteOptions {
 }
 
 /// Options of a cluster's mount, for messages.
-pub const KNOWN: &str = "hard, soft, timeout=SECONDS, ack=sent|primary|all, io=server|client|auto, keys=DIR, transport=NAME, interface=NAME, data_queue=NUMBER";
+pub const KNOWN: &str = "hard, soft, timeout=SECONDS, ack=sent|primary|all, io=server|client|auto, keys=DIR, transport=NAME, interface=NAME, ether_types=DATA:COMMANDS, data_queue=NUMBER";
 /// Highest number of an interface's queue.
 const QUEUE_MAX: u32 = 4095;
 /// Time limit of `soft`, unless `timeout=` gives another one.
@@ -56,6 +58,7 @@ impl RemoteOptions {
                 ("ack", _) => options.acknowledge = parse_acknowledge(value)?,
                 ("keys", _) if !value.is_empty() => options.keys = Some(value.into()),
                 ("interface", _) if !value.is_empty() => options.interface = Some(value.into()),
+                ("ether_types", _) => options.ether_types = Some(parse_ether_types(value)?),
                 ("data_queue", _) => options.data_queue = Some(parse_queue(value)?),
                 ("io", _) => options.io = parse_io(value)?,
                 ("ro", "") => {
@@ -91,6 +94,11 @@ fn parse_seconds(value: &str) -> Result<Duration, Failure> {
         let sentence = format!("option `timeout` must be 1–86400 seconds, got '{value}'");
         Failure::Usage(sentence)
     })
+}
+
+fn parse_ether_types(value: &str) -> Result<[u16; 2], Failure> {
+    let types = parse_types(value);
+    types.map_err(|sentence| Failure::Usage(format!("option `ether_types` {sentence}")))
 }
 
 fn parse_queue(value: &str) -> Result<u32, Failure> {
@@ -202,6 +210,7 @@ pub fn network_options(
         (None, Some(Provider::Ethernet)) => reached.addresses.iter().find_map(Address::interface),
         (named, _) => named.clone(),
     };
+    reached.ether_types = options.ether_types;
     reached.data_queue = options.data_queue;
     reached.io = options.io;
     reached.is_read_only = options.is_read_only;
@@ -237,7 +246,7 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,data_queue=1,io=client,transport=classic,noexec";
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,ether_types=0x88b5:0x88b6,data_queue=1,io=client,transport=classic,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
@@ -245,6 +254,7 @@ mod tests {
             keys: Some("/k".into()),
             transport: Some(Provider::Ethernet),
             interface: Some("eth0".into()),
+            ether_types: Some([0x88b5, 0x88b6]),
             data_queue: Some(1),
             io: Io::Client,
             is_read_only: true,
@@ -264,6 +274,7 @@ mod tests {
             "timeout=0",
             "timeout=x",
             "data_queue=0",
+            "ether_types=0x88b5",
             "transport=x",
         ] {
             assert!(RemoteOptions::take(wrong).is_err(), "{wrong}");

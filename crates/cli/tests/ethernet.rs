@@ -17,6 +17,8 @@ use serde_json::Value;
 const LENGTH: usize = 1 << 20;
 /// What lets a node offer frames.
 const AT_INTERFACE: &str = "interface = \"tako0\"\n";
+/// Options of a mount with EtherTypes for experiments.
+const OTHER_TYPES: &str = ",transport=ethernet,ether_types=0x88b5:0x88b6";
 /// Blocks of a file.
 const BLOCKS: u64 = LENGTH as u64 / 4096;
 
@@ -161,17 +163,19 @@ fn long_transfers_are_placed(mtu: u32, frames: u64) {
     let mut cluster = Cluster::start(
         1,
         Hosts::with_cable(mtu),
-        &format!("{AT_INTERFACE}data_queue = 1\n"),
+        &format!("{AT_INTERFACE}data_queue = 1\nether_types = \"0x88b5:0x88b6\"\n"),
     );
     cluster.wait("it serves", is_whole);
-    let mount = Mounted::new(&cluster, "mount", ",transport=ethernet");
+    let other = Mounted::start(&cluster, "other", ",transport=ethernet");
+    assert!(other.is_err_and(|said| said.contains("`ether_types` differs between the sides")));
+    let mount = Mounted::new(&cluster, "mount", OTHER_TYPES);
     mount.write("sent", 1);
     drop(mount);
     let status = cluster.status().expect("it serves");
     assert_eq!(reported(&status, "placed"), 0);
     let written = status["nodes"][0]["load"]["written"].as_u64();
     assert!(written >= Some(LENGTH as u64), "{status:#}");
-    let options = ",transport=ethernet,io=client,data_queue=1";
+    let options = &format!("{OTHER_TYPES},io=client,data_queue=1");
     let mount = Mounted::new(&cluster, "placing", options);
     // Key and blocks come with the first requests.
     cluster.wait("most of a file is placed", |status| {

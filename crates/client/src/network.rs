@@ -56,6 +56,8 @@ pub struct Options {
     pub only: Option<Provider>,
     /// Interface of the transport over Ethernet; without one that transport is not used.
     pub interface: Option<String>,
+    /// EtherTypes of its frames, of data and of commands; 0x8000 and 0x8001 unless chosen.
+    pub ether_types: Option<[u16; 2]>,
     /// Its queue by which long writes go straight into the pools of members.
     pub data_queue: Option<u32>,
     /// The side that moves the data of writes and reads.
@@ -93,6 +95,7 @@ impl Options {
             cluster: None,
             only: None,
             interface: None,
+            ether_types: None,
             data_queue: None,
             io: Io::default(),
             inside: None,

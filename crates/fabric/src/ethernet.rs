@@ -54,6 +54,11 @@ const READ_BYTES: u64 = 10 << 20;
 /// Bytes of the longest message.
 const MESSAGE_MAX: u32 = 1 << 20;
 
+/// Least EtherType.
+const TYPE_MIN: u16 = 0x0600;
+/// IPv4, ARP, VLAN, IPv6, provider bridging.
+const TYPES_IN_USE: [u16; 5] = [0x0800, 0x0806, 0x8100, 0x86dd, 0x88a8];
+
 /// Which interface to use, and how.
 #[derive(Clone, Debug)]
 pub struct EthernetOptions {
@@ -101,6 +106,29 @@ impl Default for EthernetOptions {
             faults: FrameFaults::default(),
         }
     }
+}
+
+/// Reads two EtherTypes, of data and of commands: `0x88b5:0x88b6`.
+///
+/// # Errors
+/// One sentence: which values are possible.
+pub fn parse_types(text: &str) -> Result<[u16; 2], String> {
+    let number = |text: &str| {
+        let digits = text.strip_prefix("0x")?;
+        let number = u16::from_str_radix(digits, 16).ok()?;
+        // Below is the length of a frame; the others are IP, ARP and VLAN.
+        let is_free = number >= TYPE_MIN && !TYPES_IN_USE.contains(&number);
+        is_free.then_some(number)
+    };
+    let pair = text.split_once(':').and_then(|(data, commands)| {
+        let pair = [number(data)?, number(commands)?];
+        (pair[0] != pair[1]).then_some(pair)
+    });
+    pair.ok_or_else(|| {
+        format!(
+            "must be two different EtherTypes from {TYPE_MIN:#06x} that neither IP, ARP nor VLANs use, as in 0x88b5:0x88b6, got '{text}'"
+        )
+    })
 }
 
 impl EthernetOptions {
@@ -358,5 +386,30 @@ impl Device for Ethernet {
 
     fn open(&self) -> Result<Box<dyn Transport>, Error> {
         Ok(Box::new(EthernetTransport::open(&self.shared)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ether_types_are_two_different_ones_that_nothing_else_uses() {
+        assert_eq!(parse_types("0x88b5:0x88b6"), Ok([0x88b5, 0x88b6]));
+        assert_eq!(parse_types("0x600:0xffff"), Ok([0x600, 0xffff]));
+        for wrong in [
+            "",
+            "0x88b5",
+            "0x88b5:0x88b5",
+            "88b5:88b6",
+            "0x88b5:0x5ff",
+            "0x88b5:0x0800",
+            "0x86dd:0x88b6",
+            "0x88b5:0x188b6",
+            "0x88b5:0x88b6:0x88b7",
+        ] {
+            let sentence = parse_types(wrong).unwrap_err();
+            assert!(sentence.ends_with(&format!("got '{wrong}'")), "{sentence}");
+        }
     }
 }

@@ -92,6 +92,7 @@ impl Cluster {
             keys: None,
             transport: Some(self.provider),
             interface: None,
+            ether_types: None,
             data_queue: None,
             group: Default::default(),
             group_parity: false,

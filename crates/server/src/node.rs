@@ -301,6 +301,9 @@ fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
         (None, Some(Provider::Ethernet)) => config.addresses()?.iter().find_map(Address::interface),
         (named, _) => named.clone(),
     };
+    if let Some(types) = config.ether_types {
+        options.wanted.ethernet.types = types;
+    }
     if let Some(queue) = config.data_queue {
         options.wanted.ethernet.place(Some(pool), queue)?;
     }

@@ -282,6 +282,7 @@ impl Nodes {
             keys: None,
             transport: None,
             interface: None,
+            ether_types: None,
             data_queue: None,
             group: Default::default(),
             group_parity: false,

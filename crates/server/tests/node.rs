@@ -41,6 +41,7 @@ impl Scratch {
             keys: None,
             transport: None,
             interface: None,
+            ether_types: None,
             data_queue: None,
             group: Default::default(),
             group_parity: false,

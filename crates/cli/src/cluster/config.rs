@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fabric::Provider;
+use fabric::ethernet::parse_types;
 use serde::{Deserialize, Serialize};
 use server::membership::{
     DirectoryMembership, EtcdMembership, EtcdOptions, Membership, MembershipError,
@@ -26,6 +27,9 @@ pub struct NodeFile {
     pub transport: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// EtherTypes of its frames: `0x88b5:0x88b6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ether_types: Option<String>,
     /// Where the node's process mounts the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount: Option<PathBuf>,
@@ -137,6 +141,8 @@ impl NodeFile {
             .as_deref()
             .map_or(Ok(GroupMode::default()), parse_group);
         let transport = self.transport.map(|name| parse_transport(&name));
+        let types = self.ether_types.as_deref().map(parse_types).transpose();
+        let types = types.map_err(|sentence| wrong(format!("`ether_types` {sentence}")))?;
         Ok(NodeConfig {
             cluster: self.cluster,
             name: self.name,
@@ -144,6 +150,7 @@ impl NodeFile {
             keys: self.keys,
             transport: transport.transpose().map_err(&wrong)?,
             interface: self.interface,
+            ether_types: types,
             data_queue: self.data_queue,
             group: group.map_err(&wrong)?,
             group_parity: self.group_parity,

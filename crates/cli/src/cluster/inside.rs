@@ -133,11 +133,12 @@ impl Plan {
         Plan::new(directory, source(file), text).map(Some)
     }
 
-    /// The mount of a peer, and how to connect to it. Transport, interface and keys are the node's if the options name no others.
+    /// The mount of a peer, and how to connect to it. Transport, interface, EtherTypes and keys are the node's if the options name no others.
     fn of_peer(file: &NodeFile, peer: &PeerSection) -> Result<(Plan, network::Options), Failure> {
         let defaults = [
             ("transport", &file.transport),
             ("interface", &file.interface),
+            ("ether_types", &file.ether_types),
         ];
         let defaults = defaults.into_iter().filter_map(|(name, value)| {
             let value = value.as_ref()?;

@@ -197,6 +197,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             interface: None,
             mount: None,
             mount_options: None,
+            ether_types: None,
             data_queue: None,
             group: arguments.group.clone(),
             group_parity: false,

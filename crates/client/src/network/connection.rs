@@ -78,6 +78,9 @@ impl Connection {
         layout.control.messages = protocol::wire::VERSION.into();
         layout.wanted.only = options.only;
         layout.wanted.ethernet.interface = options.interface.clone();
+        if let Some(types) = options.ether_types {
+            layout.wanted.ethernet.types = types;
+        }
         if let Some(queue) = options.data_queue {
             let placed = layout.wanted.ethernet.place(None, queue);
             placed.map_err(fabric::Error::Region)?;

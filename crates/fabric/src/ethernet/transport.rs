@@ -188,7 +188,9 @@ impl EthernetTransport {
             return Err(wrong("version of the ethernet packets"));
         }
         if hello.types.map(|number| number.get()) != options.types {
-            return Err(wrong("EtherTypes"));
+            return Err(wrong(
+                "EtherTypes (`ether_types` differs between the sides)",
+            ));
         }
         let is_one = hello.hardware[0] & 1 == 0 && hello.hardware != [0; 6];
         if !is_one || !(wire::COMMAND_BYTES as u32..=1 << 16).contains(&frame_bytes) {

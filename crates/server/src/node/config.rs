@@ -23,6 +23,8 @@ pub struct NodeConfig {
     pub transport: Option<Provider>,
     /// Interface of the transport over Ethernet. `None`: the one with the address that the node listens at.
     pub interface: Option<String>,
+    /// EtherTypes of its frames, of data and of commands. `None`: 0x8000 and 0x8001.
+    pub ether_types: Option<[u16; 2]>,
     /// Its queue by which long writes come, to be received in the pool itself.
     pub data_queue: Option<u32>,
     /// When records and their data are sent once to all replicas.
