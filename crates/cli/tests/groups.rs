@@ -160,7 +160,7 @@ fn damaged_frames_are_repaired_by_their_parity() {
 #[test]
 fn bytes_sent_do_not_grow_with_the_number_of_replicas() {
     const BYTES: u64 = 16 << 20;
-    const TRIES: usize = 5;
+    const TRIES: usize = 20;
     let with_parity = format!("{OPTIONS}group_parity = true\n");
     let cases = [(1, OPTIONS), (2, OPTIONS), (3, OPTIONS), (3, &with_parity)];
     for (replicas, options) in cases {
