@@ -149,7 +149,7 @@ fn info_tells_what_a_pool_is() {
     let pool = scratch.pool("a.pool", "64M");
     let info = json(&["info", "--json", &pool]);
     assert_eq!(info["pool_bytes"], 64 << 20);
-    assert_eq!(info["format_version"], 8);
+    assert_eq!(info["format_version"], 9);
     assert_eq!(info["features"][0], "data-checksums");
     assert_eq!(info["memory"]["survives"], "a crash of the process");
     assert_eq!(info["identity"].as_str().unwrap().len(), 36);

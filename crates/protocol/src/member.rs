@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 pub use crate::leases::owners::OwnerChange;
 pub(crate) use bounds::READS_MAX;
-pub use intent::{Completion, Intent, NamedData, RequestId, SessionRecord, Slot, Ticket};
+pub use intent::{Completion, Intent, LockRun, NamedData, RequestId, SessionRecord, Slot, Ticket};
 pub use locks::{HeldLock, LOCKS_MAX};
 pub use view::{ReadPermit, View};
 

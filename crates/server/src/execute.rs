@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use protocol::member::{Completion, HeldLock, RequestId, Slot, Ticket};
+use protocol::member::{Completion, LockRun, RequestId, Slot, Ticket};
 use protocol::wire::{ErrorCode, FileId, Held, Operation, Outcome};
 use protocol::{Defect, Defects};
-use store::{Error, LiveInode, Reply, Transaction, WriteAt};
+use store::{Error, Fallocate, LiveInode, Reply, Transaction, WriteAt};
 
 use crate::executor::{Executor, Request};
 use crate::table;
@@ -145,19 +145,14 @@ impl Serving {
         transaction.position()
     }
 
-    /// Records locks at consecutive positions, with the answer to the request that changes them.
+    /// Records locks, a record for each part, the last with the answer to the request that changes them.
     pub fn note_locks(
         &self,
         ticket: Ticket,
-        (first, locks): (usize, &[Option<HeldLock>]),
+        parts: &[LockRun],
         count: u64,
         slot: &Slot,
     ) -> Completion {
-        let offset = table::locks_offset(slot.index) + (first * table::ENTRY) as u64;
-        let entries = locks.iter().map(|held| table::lock(slot.session, *held));
-        let entries: Vec<u8> = entries.flatten().collect();
-        let at = WriteAt::Offset(offset);
-        let store = &self.executor.store;
         let answer = Outcome {
             count,
             ..Outcome::default()
@@ -170,10 +165,12 @@ impl Serving {
             end_at: None,
         };
         let mut transaction = Transaction::with_reply(&reply);
-        let result = store
-            .files()
-            .write(&mut transaction, &self.locks, at, &entries);
-        let mut completion = self.noted(ticket, result.map(|_| ()));
+        let (last, others) = parts.split_last().expect("an edit changes something");
+        let mut others = others.iter();
+        let result = others
+            .try_for_each(|part| self.write_locks(&mut Transaction::embedded(), slot, part))
+            .and_then(|()| self.write_locks(&mut transaction, slot, last));
+        let mut completion = self.noted(ticket, result);
         if let Completion::Executed {
             outcome, position, ..
         } = &mut completion
@@ -182,6 +179,38 @@ impl Serving {
             *position = transaction.position();
         }
         completion
+    }
+
+    fn write_locks(
+        &self,
+        transaction: &mut Transaction<'_>,
+        slot: &Slot,
+        (first, locks): &LockRun,
+    ) -> Result<(), Error> {
+        let offset = table::locks_offset(slot.index) + (first * table::ENTRY) as u64;
+        let entries = locks.iter().map(|held| table::lock(slot.session, *held));
+        let entries: Vec<u8> = entries.flatten().collect();
+        let (files, at) = (self.executor.store.files(), WriteAt::Offset(offset));
+        files
+            .write(transaction, &self.locks, at, &entries)
+            .map(|_| ())
+    }
+
+    /// Frees the blocks of a session's locks but the first one, which is kept for the next session.
+    fn free_locks(&self, index: u32) -> Result<(), Error> {
+        let start = table::locks_offset(index) + store::BLOCK as u64;
+        let end = table::locks_offset(index) + table::LOCKS;
+        let files = self.executor.store.files();
+        match files.next_data(&self.locks, start)? {
+            Some(data) if data < end => files.fallocate(
+                &mut Transaction::embedded(),
+                &self.locks,
+                Fallocate::PunchHole,
+                start,
+                end - start,
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Begins a session in the table of sessions.
@@ -208,6 +237,8 @@ impl Serving {
     /// Ends a session: its slots and locks do not count any more, its holds are released. Its grant stays.
     pub fn end_session(&self, ticket: Ticket, session: u64, index: u32) -> Completion {
         let ended = self.try_to_end(index);
+        // Blocks that stay are freed when the next session of this index ends.
+        let _ = self.free_locks(index);
         for file in self.executor.holds.end(session) {
             self.executor.release_all(file);
         }

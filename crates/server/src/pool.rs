@@ -389,11 +389,10 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
         },
         Intent::NoteLocks {
             ticket,
-            first,
-            locks,
+            parts,
             count,
             slot,
-        } => serving.note_locks(ticket, (first, &locks), count, &slot),
+        } => serving.note_locks(ticket, &parts, count, &slot),
         intent @ (Intent::OpenSession { .. }
         | Intent::EndSession { .. }
         | Intent::RestoreHolds { .. }

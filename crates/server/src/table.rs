@@ -5,7 +5,7 @@
 //!   header: session 8 | client 4 | zeros 4 | session that was here before, once it has ended 8 | zeros
 //!   slot:   session 8 | request 8 | inode 8 | generation 4 | error 1, 0 for none | zeros 3
 //!           first, last WR_ID 8 each | end of a write or copy, or count 8 | zeros
-//! locks:    1 MiB for each session: | lock 64 | lock 64 | …
+//! locks:    1 TiB for each session, with holes: | lock 64 | lock 64 | …
 //!   lock:   session 8 | inode 8 | generation 4 | process 4 | first byte 8 | last byte 8 | owner 8 | handle 8
 //!           1 whole file 1 | 1 write 1 | 1 held 1 | zeros
 //! ```

@@ -53,10 +53,10 @@ impl Member {
             Step::Answer(outcome) => return self.answer_at_once(&parked, outcome, is_replay),
             Step::Locks(edit) => {
                 primary.waits.locks_changed(parked.operation.file());
+                let parts = edit.parts.iter();
                 let intent = Intent::NoteLocks {
                     ticket,
-                    first: edit.first,
-                    locks: edit.after.clone(),
+                    parts: parts.map(|it| (it.first, it.after.clone())).collect(),
                     count: edit.count,
                     slot,
                 };
@@ -201,7 +201,7 @@ fn next_step(primary: &mut Primary, parked: &Parked, ignores_turns: bool) -> Ste
         _ => return Step::Store,
     };
     match edit {
-        Ok(edit) if edit.before == edit.after => Step::Answer(Outcome::done()),
+        Ok(edit) if edit.is_empty() => Step::Answer(Outcome::done()),
         Ok(edit) => Step::Locks(edit),
         Err(error) => Step::Answer(Outcome::failed(error)),
     }

@@ -45,6 +45,9 @@ pub enum NamedData {
     Ignored,
 }
 
+/// Locks at consecutive positions of a session, with the first position.
+pub type LockRun = (usize, Vec<Option<HeldLock>>);
+
 /// Something for the host to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
@@ -66,14 +69,13 @@ pub enum Intent {
         /// Directories and names in them.
         names: Vec<(FileId, Vec<u8>)>,
     },
-    /// Record locks of a session at consecutive positions.
+    /// Record locks of a session. The last record has the answer.
     NoteLocks {
         /// Ticket of the intent, which its completion repeats.
         ticket: Ticket,
-        /// The first position.
-        first: usize,
-        /// The locks, `None` for positions without one.
-        locks: Vec<Option<HeldLock>>,
+        /// A record each, in this order: the first of consecutive positions, and their locks, `None` for positions without
+        /// one.
+        parts: Vec<LockRun>,
         /// Locks that were released or replaced: a part of the answer.
         count: u64,
         /// Where the answer goes, and which session.

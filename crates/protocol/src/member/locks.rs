@@ -6,8 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::wire::{ErrorCode, FileId};
 use operations::{Lock, LockKind};
 
-/// Most positions of a session's locks.
-pub const LOCKS_MAX: usize = 1 << 14;
+/// Positions of a session's locks. No image has room for so many.
+pub const LOCKS_MAX: usize = 1 << 34;
+/// Most consecutive positions of one record: so few that it overwrites them in place, and needs no space if they were
+/// used before.
+const LOCK_RECORD_MAX: usize = 128;
 
 /// A lock of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,20 +21,81 @@ pub struct HeldLock {
     pub lock: Lock,
 }
 
-/// Consecutive positions of a session's locks that change together, with their contents before and after.
+/// Consecutive positions of a session's locks that one record changes, with their contents before and after.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct LockEdit {
+pub(super) struct LockPart {
     pub first: usize,
-    /// Locks that were released or replaced.
-    pub count: u64,
     pub before: Vec<Option<HeldLock>>,
     pub after: Vec<Option<HeldLock>>,
 }
 
-/// Locks of all files.
+/// A change of a session's locks: one record, or several of which the first adds locks and all others remove some. So
+/// between two of them the session has more locks than it knows of, and never fewer; a repeated request removes those.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct LockEdit {
+    /// Locks that were released or replaced.
+    pub count: u64,
+    pub parts: Vec<LockPart>,
+}
+
+impl LockEdit {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        self.parts.iter().all(|part| part.before == part.after)
+    }
+}
+
+/// The locks of a session by position.
+#[derive(Default)]
+struct Positions {
+    locks: Vec<Option<HeldLock>>,
+    /// Positions of these without a lock.
+    unused: BTreeSet<usize>,
+}
+
+impl Positions {
+    /// Positions without a lock, in order.
+    fn free(&self) -> impl Iterator<Item = usize> {
+        self.unused.iter().copied().chain(self.locks.len()..)
+    }
+
+    /// Puts a lock at a position, or none. Returns the former one.
+    fn replace(&mut self, at: usize, entry: Option<HeldLock>) -> Option<HeldLock> {
+        if self.locks.len() <= at {
+            self.unused.extend(self.locks.len()..=at);
+            self.locks.resize(at + 1, None);
+        }
+        match entry {
+            None => self.unused.insert(at),
+            Some(_) => self.unused.remove(&at),
+        };
+        std::mem::replace(&mut self.locks[at], entry)
+    }
+
+    fn at(&self, at: usize) -> Option<HeldLock> {
+        self.locks.get(at).copied().flatten()
+    }
+
+    /// The part in which these changes are, by ascending position.
+    fn part(&self, changes: &[(usize, Option<HeldLock>)]) -> LockPart {
+        let (first, last) = (changes[0].0, changes[changes.len() - 1].0);
+        let before: Vec<_> = (first..=last).map(|at| self.at(at)).collect();
+        let mut after = before.clone();
+        for (at, entry) in changes {
+            after[at - first] = *entry;
+        }
+        LockPart {
+            first,
+            before,
+            after,
+        }
+    }
+}
+
+/// All locks.
 #[derive(Default)]
 pub(super) struct LockTable {
-    by_session: BTreeMap<u64, Vec<Option<HeldLock>>>,
+    by_session: BTreeMap<u64, Positions>,
     /// Session and position of each lock of a file.
     by_file: BTreeMap<FileId, BTreeSet<(u64, usize)>>,
 }
@@ -70,7 +134,7 @@ impl LockTable {
     fn of_file(&self, file: FileId) -> impl Iterator<Item = (u64, usize, Lock)> {
         let positions = self.by_file.get(&file).into_iter().flatten();
         positions.filter_map(|(session, position)| {
-            let held = (*self.by_session.get(session)?.get(*position)?)?;
+            let held = self.by_session.get(session)?.at(*position)?;
             Some((*session, *position, held.lock))
         })
     }
@@ -144,60 +208,63 @@ impl LockTable {
         &mut self,
         session: u64,
         file: FileId,
-        gone: Vec<usize>,
+        mut gone: Vec<usize>,
         added: Vec<Lock>,
     ) -> Result<LockEdit, ErrorCode> {
+        gone.sort_unstable();
+        let count = gone.len() as u64;
         let locks = self.by_session.entry(session).or_default();
-        let free = (0..).filter(|at| locks.get(*at).is_none_or(Option::is_none));
-        let positions: Vec<usize> = gone.iter().copied().chain(free).take(added.len()).collect();
+        let free = locks.free();
+        let mut positions: Vec<usize> =
+            gone.iter().copied().chain(free).take(added.len()).collect();
         let touched = || gone.iter().chain(&positions).copied();
-        let (Some(first), Some(last)) = (touched().min(), touched().max()) else {
-            return Ok(LockEdit {
-                first: 0,
-                count: 0,
-                before: Vec::new(),
-                after: Vec::new(),
-            });
-        };
-        if last >= LOCKS_MAX {
+        let range = touched().min().zip(touched().max());
+        let is_wide = range.is_some_and(|(first, last)| last - first >= LOCK_RECORD_MAX);
+        if is_wide {
+            positions = locks.free().take(added.len()).collect();
+        }
+        positions.sort_unstable();
+        if positions.last().is_some_and(|last| *last >= LOCKS_MAX) {
             return Err(ErrorCode::TooManyLocks);
         }
-        if locks.len() <= last {
-            locks.resize(last + 1, None);
+        let new = added.into_iter().map(|lock| Some(HeldLock { file, lock }));
+        let mut changes: Vec<_> = positions.iter().copied().zip(new).collect();
+        let removed = gone.iter().filter(|at| !positions.contains(at));
+        changes.extend(removed.map(|at| (*at, None)));
+        if !is_wide {
+            changes.sort_unstable_by_key(|(at, _)| *at);
         }
-        let before = locks[first..=last].to_vec();
-        let mut after = before.clone();
-        gone.iter().for_each(|at| after[at - first] = None);
-        for (at, lock) in positions.iter().zip(added) {
-            after[at - first] = Some(HeldLock { file, lock });
-        }
+        let parts = records(&changes).map(|changes| locks.part(changes));
         let edit = LockEdit {
-            first,
-            count: gone.len() as u64,
-            before,
-            after,
+            count,
+            parts: parts.collect(),
         };
-        self.put(session, first, &edit.after);
+        for part in &edit.parts {
+            self.put(session, part.first, &part.after);
+        }
         Ok(edit)
     }
 
     /// Takes an edit back that could not be recorded.
     pub fn undo(&mut self, session: u64, edit: &LockEdit) {
-        let locks = self.by_session.get(&session);
-        let now = locks.and_then(|locks| locks.get(edit.first..edit.first + edit.after.len()));
-        if now == Some(&edit.after[..]) {
-            self.put(session, edit.first, &edit.before);
+        let Some(locks) = self.by_session.get(&session) else {
+            return;
+        };
+        let is_there = |part: &&LockPart| {
+            let mut after = (part.first..).zip(&part.after);
+            after.all(|(at, entry)| locks.at(at) == *entry)
+        };
+        let parts: Vec<&LockPart> = edit.parts.iter().filter(is_there).collect();
+        for part in parts {
+            self.put(session, part.first, &part.before);
         }
     }
 
     /// Puts these at consecutive positions of a session.
     pub fn put(&mut self, session: u64, first: usize, entries: &[Option<HeldLock>]) {
         let locks = self.by_session.entry(session).or_default();
-        if locks.len() < first + entries.len() {
-            locks.resize(first + entries.len(), None);
-        }
         for (at, entry) in (first..).zip(entries) {
-            if let Some(old) = std::mem::replace(&mut locks[at], *entry) {
+            if let Some(old) = locks.replace(at, *entry) {
                 forget(&mut self.by_file, session, at, old.file);
             }
             if let Some(held) = entry {
@@ -211,7 +278,7 @@ impl LockTable {
 
     /// Drops all locks of a session. Returns their files.
     pub fn end(&mut self, session: u64) -> BTreeSet<FileId> {
-        let locks = self.by_session.remove(&session).unwrap_or_default();
+        let locks = self.by_session.remove(&session).unwrap_or_default().locks;
         let mut files = BTreeSet::new();
         for (at, held) in locks.into_iter().enumerate() {
             if let Some(held) = held {
@@ -221,6 +288,28 @@ impl LockTable {
         }
         files
     }
+}
+
+/// Changes in runs of ascending positions that one record holds.
+fn records(
+    changes: &[(usize, Option<HeldLock>)],
+) -> impl Iterator<Item = &[(usize, Option<HeldLock>)]> {
+    let mut rest = changes;
+    std::iter::from_fn(move || {
+        let (first, _) = *rest.first()?;
+        let is_in = |(at, _): &(usize, _)| (first..first + LOCK_RECORD_MAX).contains(at);
+        let is_next = |(index, it): (usize, &(usize, _))| {
+            is_in(it) && (index == 0 || rest[index - 1].0 < it.0)
+        };
+        let count = rest
+            .iter()
+            .enumerate()
+            .take_while(|it| is_next(*it))
+            .count();
+        let (one, after) = rest.split_at(count);
+        rest = after;
+        Some(one)
+    })
 }
 
 fn forget(
@@ -317,7 +406,11 @@ mod tests {
         table.set(7, FILE, &all).expect("it is free");
         let edit = table.remove(7, FILE, &middle).expect("there is room");
         assert_eq!(held(&table, 7), [(0, 9), (20, 99)]);
-        assert_eq!((edit.first, edit.before.len(), edit.after.len()), (0, 2, 2));
+        let parts = edit.parts.iter();
+        let parts: Vec<_> = parts
+            .map(|it| (it.first, it.before.len(), it.after.len()))
+            .collect();
+        assert_eq!(parts, [(0, 2, 2)]);
         table.set(7, FILE, &middle).expect("it is free");
         assert_eq!(held(&table, 7), [(0, 99)]);
         let inner = lock(1, LockKind::Read, 40, 50);
@@ -339,14 +432,45 @@ mod tests {
         assert_eq!(held(&table, 7), [(0, 9)]);
     }
 
+    /// The image after each record of an edit.
+    fn images(before: &[Option<HeldLock>], edit: &LockEdit) -> Vec<Vec<Option<HeldLock>>> {
+        let mut image = before.to_vec();
+        let record = |part: &LockPart| {
+            image.resize(image.len().max(part.first + part.after.len()), None);
+            image[part.first..][..part.after.len()].copy_from_slice(&part.after);
+            image.clone()
+        };
+        edit.parts.iter().map(record).collect()
+    }
+
     #[test]
-    fn a_session_has_a_bounded_number_of_locks() {
+    fn a_change_of_many_locks_adds_before_it_removes_and_each_record_is_short() {
+        const LOCKS: u64 = 40_000;
         let mut table = LockTable::default();
-        for at in 0..LOCKS_MAX as u64 {
-            let lock = lock(1, LockKind::Read, 2 * at, 2 * at);
+        for at in 0..LOCKS {
+            let lock = lock(1, LockKind::Write, 2 * at, 2 * at);
             table.put(7, at as usize, &[Some(HeldLock { file: FILE, lock })]);
         }
-        let one_more = lock(2, LockKind::Read, 0, 0);
-        assert_eq!(table.set(7, FILE, &one_more), Err(ErrorCode::TooManyLocks));
+        let before = table.by_session[&7].locks.clone();
+        let all = lock(1, LockKind::Write, 0, 2 * LOCKS);
+        let edit = table.set(7, FILE, &all).expect("it is its own");
+        assert_eq!((edit.count, held(&table, 7)), (LOCKS, vec![(0, 2 * LOCKS)]));
+        assert!(edit.parts.len() as u64 > LOCKS / LOCK_RECORD_MAX as u64);
+        let is_short = |part: &LockPart| part.after.len() <= LOCK_RECORD_MAX;
+        assert!(edit.parts.iter().all(is_short));
+        let wanted = Some(HeldLock {
+            file: FILE,
+            lock: all,
+        });
+        let images = images(&before, &edit);
+        assert!(images.iter().all(|image| image.contains(&wanted)));
+        let held = |image: &Vec<Option<HeldLock>>| image.iter().flatten().count();
+        assert_eq!(
+            (held(&images[0]), images.last().map(held)),
+            (40_001, Some(1))
+        );
+        table.undo(7, &edit);
+        assert_eq!(table.by_session[&7].locks[..before.len()], before);
+        assert_eq!(table.set(7, FILE, &all), Ok(edit));
     }
 }

@@ -1,8 +1,8 @@
 use std::ops::Range;
 use std::thread;
 
-use operations::OwnedNewInode;
-use protocol::member::{RequestId, Slot, Ticket};
+use operations::{Lock, LockKind, LockSpace, OwnedNewInode};
+use protocol::member::{HeldLock, LockRun, RequestId, Slot, Ticket};
 use protocol::wire::{FileId, Operation, Outcome};
 use store::{Geometry, MemberFormat, WriteAt};
 
@@ -197,4 +197,58 @@ fn a_unit_has_4096_sessions() {
     let answered: Vec<u64> = answered.collect();
     assert_eq!(answered.iter().sum::<u64>(), 1);
     assert_eq!(answered.last(), Some(&1));
+}
+
+/// The next primary reads all of them, and the end of the session frees their blocks.
+#[test]
+fn the_locks_of_a_session_are_bounded_by_space_only() {
+    const LOCKS: usize = 40_000;
+    let serving = serving();
+    let session = 101;
+    serving.open_session(0, 1, session, 7);
+    let lock = |at: usize| HeldLock {
+        file: FileId::root(0),
+        lock: Lock {
+            space: LockSpace::Ranges,
+            kind: LockKind::Write,
+            start: 2 * at as u64,
+            end: 2 * at as u64,
+            owner: 1,
+            handle: 1,
+            process: 1,
+        },
+    };
+    let slot = Slot {
+        index: 1,
+        session,
+        slot: 0,
+        request: 1,
+    };
+    let parts = (0..LOCKS).step_by(100);
+    let parts: Vec<LockRun> = parts
+        .map(|first| {
+            (
+                first,
+                (first..first + 100).map(|at| Some(lock(at))).collect(),
+            )
+        })
+        .collect();
+    let noted = serving.note_locks(0, &parts, 3, &slot);
+    assert!(matches!(&noted, Completion::Executed { outcome, .. } if outcome.is_done()));
+    let read = || {
+        let store = &serving.executor.store;
+        read_locks(store, &serving.locks, 1).expect("the locks")
+    };
+    let mut block = [0; BLOCK];
+    let files = serving.executor.store.files();
+    let at = table::block_offset(1);
+    files
+        .read(&serving.sessions, at, &mut block)
+        .expect("it is there");
+    let record = table::read(1, 0, &block, &read()).expect("a session");
+    let locks: Vec<HeldLock> = record.locks.into_iter().flatten().collect();
+    assert_eq!(locks, (0..LOCKS).map(lock).collect::<Vec<_>>());
+    assert_eq!((record.slots[0].0, record.slots[0].1.count), (1, 3));
+    serving.end_session(0, session, 1);
+    assert_eq!(read().len(), BLOCK);
 }

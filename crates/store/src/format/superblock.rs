@@ -9,7 +9,7 @@ use crate::format::placement::ImageLayout;
 /// Begins every superblock.
 pub const MAGIC: [u8; 8] = *b"TAKOPOOL";
 /// The one format version that this code reads and writes.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// Offsets of the two copies in the pool.
 pub const SUPERBLOCKS: [u64; 2] = [0, 4096];
 /// Offsets of the two copies of the ring state in the pool.
