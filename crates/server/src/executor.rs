@@ -218,6 +218,12 @@ impl Executor {
         }
     }
 
+    /// The record that attributes depend on: their version, or the one of the access time.
+    fn shown_version(&self, attributes: &Attributes) -> u64 {
+        let noted = self.store.inodes().noted(attributes.number);
+        attributes.version.max(noted)
+    }
+
     /// The outcome that shows a file.
     fn found(&self, attributes: Attributes, version: u64) -> Executed {
         Executed {
@@ -226,7 +232,7 @@ impl Executor {
                 attributes: Some(attributes),
                 ..Outcome::default()
             },
-            version: version.max(attributes.version),
+            version: version.max(self.shown_version(&attributes)),
         }
     }
 }

@@ -350,6 +350,7 @@ fn a_noted_read_changes_nothing_but_the_access_time() {
         ..before
     };
     assert_eq!(after, expected);
+    assert!(store.inodes().noted(node.number()) > after.version);
     drop((node, store));
     let store = open(&region);
     let node = store.names().lookup(&store.root(), b"a").unwrap();

@@ -124,7 +124,7 @@ impl Executor {
     /// Adds the attributes of the directory that was changed: its client need not ask for them.
     fn in_directory(&self, mut executed: Executed, directory: &LiveInode) -> Executed {
         let attributes = self.store.inodes().attributes(directory);
-        executed.version = executed.version.max(attributes.version);
+        executed.version = executed.version.max(self.shown_version(&attributes));
         executed.outcome.details = Details::Directory(Box::new(attributes));
         executed
     }
@@ -214,7 +214,7 @@ impl Executor {
         if with_attributes {
             for listed in &mut entries {
                 listed.attributes = self.attributes_in(&node, &listed.entry.name);
-                let of_file = listed.attributes.map_or(0, |it| it.version);
+                let of_file = listed.attributes.map_or(0, |it| self.shown_version(&it));
                 version = version.max(of_file);
             }
         }

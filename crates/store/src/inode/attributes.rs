@@ -1,6 +1,7 @@
 //! Attributes of a file besides its data.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::format::inode::{Inode, KIND_MASK};
@@ -128,6 +129,12 @@ impl Inodes {
         Ok(())
     }
 
+    /// Number of the record that set an inode's access time and left its version, if it is in memory: attributes that were read
+    /// before depend on it, besides their version.
+    pub fn noted(&self, number: u64) -> u64 {
+        self.table.noted(number)
+    }
+
     /// Whether [`Inodes::note_read`] would make a record now, unless `always` is set.
     pub fn owes_access_time(&self, node: &LiveInode) -> bool {
         needs_access_time(&node.state.read(), self.volume.now_ns(), false)
@@ -142,7 +149,9 @@ impl Inodes {
             new.accessed_ns = now;
             let mut change = Change::with_reserve(&self.volume);
             change.access_time(node.number(), &mut new);
-            change.commit(&mut Transaction::embedded());
+            let number = change.commit(&mut Transaction::embedded());
+            // Under the lock: attributes that show the time were read later.
+            node.noted.store(number, Ordering::Relaxed);
             *state = new;
         }
         Ok(())

@@ -36,6 +36,8 @@ pub struct LiveInode {
     /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
     /// will be, read without the lock.
     pub(crate) shift: AtomicU64,
+    /// Number of the last record of its access time alone, which leaves its version.
+    pub(crate) noted: AtomicU64,
 }
 
 impl LiveInode {
@@ -47,6 +49,7 @@ impl LiveInode {
             holds: AtomicU64::new(0),
             may_be_named: AtomicBool::new(false),
             shift: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
         })
     }
 
@@ -161,6 +164,13 @@ impl NodeTable {
             Some(node) => Looked::Live(node.clone()),
             None => Looked::AtRest(attributes(number, &load(image, number)?)),
         })
+    }
+
+    /// Number of the last record of an inode's access time alone; 0 if it is not live.
+    pub fn noted(&self, number: u64) -> u64 {
+        let shard = self.shard(number).lock();
+        let node = shard.nodes.get(&number);
+        node.map_or(0, |node| node.noted.load(Ordering::Relaxed))
     }
 
     /// Enters an inode that was just made.
