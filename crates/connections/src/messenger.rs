@@ -544,7 +544,12 @@ impl Messenger {
                 fabric::Event::Message(message) => self.receive(index, message, events),
                 fabric::Event::Lost(endpoint, failure) => {
                     if let Some(slot) = self.slot_of(index, endpoint) {
-                        self.end(slot, failure.into(), events);
+                        let link = self.links[slot].link.as_deref();
+                        let reason = match link.is_some_and(|link| link.is_closed_there) {
+                            true => Reason::Closed,
+                            false => failure.into(),
+                        };
+                        self.end(slot, reason, events);
                     }
                 }
                 // For messages, buffers return to their pool; a failure ends the endpoint, too.

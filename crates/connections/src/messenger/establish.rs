@@ -167,6 +167,12 @@ impl Messenger {
                     link.is_ready = true;
                     self.unready.retain(|&other| other != slot);
                 }
+                // Messages that the peer sent before may be in the transport still, which reports the end behind them.
+                Ok(Some(Note::Goodbye)) if link.is_ready => {
+                    link.is_closed_there = true;
+                    queue.suspect(link.session.endpoint());
+                    return link.unwatch(&self.blocker);
+                }
                 Ok(Some(Note::Goodbye)) => return self.end(slot, Reason::Closed, events),
                 Ok(Some(Note::Exported { name, region })) if name == pull::POOL => {
                     let reads_at_once = queue.capabilities().immediate_reads;

@@ -21,6 +21,8 @@ pub struct Link {
     pub lane: usize,
     /// Whether the peer has joined its side: nothing may be posted before.
     pub is_ready: bool,
+    /// Whether the peer has ended its side in good order.
+    pub is_closed_there: bool,
     /// Whether the control connection is waited for.
     is_watched: bool,
     pub incoming: Incoming,
@@ -52,6 +54,7 @@ impl Link {
             is_ready: session.is_ready(),
             session,
             lane,
+            is_closed_there: false,
             is_watched: false,
             incoming: Incoming::default(),
             backlog: VecDeque::new(),

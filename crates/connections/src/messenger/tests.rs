@@ -250,6 +250,41 @@ fn the_end_of_a_link_is_reported_once_and_its_id_is_not_used_again() {
     }
 }
 
+/// The goodbye of a link travels by the control connection, and its messages by the transport.
+#[test]
+fn messages_before_a_goodbye_arrive_before_the_end() {
+    for provider in BOTH {
+        let mut pair = Pair::new(options(provider));
+        let (first, last) = (message(1, 100), message(3, 2000));
+        let mut events = Vec::new();
+        // The transport's connection is there once a message has arrived.
+        pair.far.send(pair.to_near, &first).unwrap();
+        while events.is_empty() {
+            pair.far.wait(&mut Vec::new(), Duration::from_millis(1));
+            pair.near.wait(&mut events, Duration::from_millis(1));
+        }
+        assert_eq!(messages(std::mem::take(&mut events), pair.to_far), [first]);
+        pair.far.send(pair.to_near, &last).unwrap();
+        pair.far.submit();
+        pair.far.close(pair.to_near);
+        let near = &mut pair.near;
+        let slot = pair.to_far.slot();
+        let is_open = |link: &Link| !link.is_closed_there;
+        while near.links[slot].link.as_deref().is_some_and(is_open) {
+            near.hear(slot, &mut events);
+        }
+        while !matches!(events.last(), Some(Event::Lost { .. })) {
+            near.wait(&mut events, LONG);
+        }
+        let end = events.pop();
+        assert!(
+            matches!(end, Some(Event::Lost { link, reason: Reason::Closed }) if link == pair.to_far),
+            "{provider:?}: {end:?}"
+        );
+        assert_eq!(messages(events, pair.to_far), [last], "{provider:?}");
+    }
+}
+
 #[test]
 fn dialing_an_address_without_a_listener_is_reported() {
     let scratch = Scratch::new();
