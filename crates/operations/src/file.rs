@@ -121,7 +121,7 @@ pub struct Attributes {
     pub device: u32,
     /// Flags that keep it from being changed.
     pub flags: FileFlags,
-    /// Number of the record that changed it last.
+    /// Number of the last record that changed it, apart from the access time.
     pub version: u64,
 }
 

@@ -40,7 +40,7 @@ pub struct Stream {
 /// A frame that is what its sender made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Number of its message in the stream.
+    /// WR_ID: number of this frame in the stream, consecutive.
     pub number: u64,
     /// Which of the message's frames it is.
     pub index: u16,

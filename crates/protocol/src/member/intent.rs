@@ -180,7 +180,7 @@ pub enum Intent {
     WriteImage {
         /// Offset of the first byte.
         offset: u64,
-        /// Bytes that it carries.
+        /// Bytes to write.
         bytes: Bytes,
     },
     /// Discard the records beyond this position and continue there.
@@ -270,7 +270,7 @@ pub enum Completion {
         position: u64,
         /// Bytes from `offset` on that were left out: they are no metadata.
         skipped: u32,
-        /// Bytes that it carries.
+        /// Bytes that were read, without those that were left out.
         bytes: Bytes,
     },
     /// Completes an [`Intent::Ingest`].
@@ -304,7 +304,7 @@ pub enum Completion {
     },
     /// For [`Intent::Propose`]: the present map, whether it is the proposed one or not.
     Proposed {
-        /// Map of the unit to propose.
+        /// Present map of the unit.
         map: UnitMap,
     },
 }

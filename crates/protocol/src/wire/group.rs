@@ -21,7 +21,7 @@ pub struct Data {
     pub position: u64,
     /// Where it is in the image.
     pub offset: u64,
-    /// Bytes that it carries.
+    /// Bytes of the image at this offset.
     pub bytes: Bytes,
 }
 

@@ -33,7 +33,7 @@ pub struct Replay {
 /// A write that was acknowledged and cannot be executed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// File of the refused operation.
+    /// File of the write.
     pub file: FileId,
     /// Reason for the refusal.
     pub error: ErrorCode,

@@ -48,7 +48,8 @@ pub struct Inode {
     /// CRC32C of the bytes 8..32: the fields that change with every write have a separate checksum, so that the record
     /// of a write need not contain the rest.
     pub stamp_crc: u32,
-    /// Sequence number of the record that changed the inode or its data last. [`CHANGING`]: bytes are changing in place.
+    /// Sequence number of the last record that changed the inode or its data, apart from the access time. [`CHANGING`]: bytes
+    /// are changing in place.
     pub version: u64,
     /// Last change of the data, nanoseconds since 1970.
     pub modified_ns: i64,

@@ -27,7 +27,7 @@ pub enum PoolPart {
     Header,
     /// A bitmap of the first group.
     Bitmap,
-    /// Inode of a file.
+    /// An inode of any kind.
     Inode,
     /// A block of the image.
     Block,
