@@ -45,7 +45,7 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 8;
+pub const VERSION: u8 = 9;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
@@ -176,7 +176,7 @@ pub enum Body {
         position: u64,
         /// So many bytes from `offset` on are no metadata and left out; the bytes come behind them.
         skipped: u32,
-        /// Bytes that it carries.
+        /// Bytes of the image, without those that are left out.
         bytes: Bytes,
     },
     /// A member that is not in sync wants to follow from this position, 0 for a refill of everything.
