@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use lab::cluster::plan::{self, Fault, Party, Plan, Planned};
 use lab::cluster::time::SECOND;
 use lab::cluster::world::{Setup, Summary, World};
+use operations::Operation;
 use protocol::{Defect, Defects};
 
 /// Virtual time of a run, with its faults.
@@ -187,53 +188,9 @@ fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
     }
 }
 
-/// All operations of the protocol.
-const OPERATIONS: [&str; 40] = [
-    "Attributes",
-    "CloseSession",
-    "Commit",
-    "CopyRange",
-    "Create",
-    "CreateUnnamed",
-    "DropPrivileges",
-    "EndWait",
-    "Fallocate",
-    "Grant",
-    "Hold",
-    "Layout",
-    "Link",
-    "Lookup",
-    "NextData",
-    "NextExtent",
-    "NextHole",
-    "NoteRead",
-    "Read",
-    "ReadDirectory",
-    "ReadLink",
-    "Release",
-    "RemoveDirectory",
-    "RemoveXattr",
-    "Rename",
-    "SetAttributes",
-    "SetFlags",
-    "SetLock",
-    "SetXattr",
-    "Statistics",
-    "Sync",
-    "SyncAll",
-    "TestLock",
-    "Unlink",
-    "Unlock",
-    "UnlockHandle",
-    "WaitLock",
-    "Write",
-    "Xattr",
-    "XattrNames",
-];
-
 #[test]
 fn clients_send_every_operation() {
-    let mut missing: BTreeSet<&str> = OPERATIONS.into_iter().collect();
+    let mut missing: BTreeSet<&str> = Operation::NAMES.iter().copied().collect();
     // With these seeds clients use all operations.
     for seed in (2..).step_by(7).take(12) {
         let world = World::new(setup(seed, &Defects::default()), plan(seed));
@@ -248,7 +205,7 @@ fn clients_send_every_operation() {
             let (_, operation) = line.split_once("operation: ").expect("a request has one");
             let end = operation.find(|it: char| !it.is_alphanumeric());
             let name = &operation[..end.unwrap_or(operation.len())];
-            assert!(OPERATIONS.contains(&name), "{name} is not listed");
+            assert!(Operation::NAMES.contains(&name), "{name} is not listed");
             missing.remove(name);
         }
         if missing.is_empty() {

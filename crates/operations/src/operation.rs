@@ -14,7 +14,7 @@ pub const WAIT_ENDED: u64 = 2;
 /// Holds of one file: each keeps the file when it loses its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// File that the operation applies to.
+    /// File that is held.
     pub file: FileId,
     /// Number of holds.
     pub count: u64,
@@ -345,4 +345,64 @@ pub enum Operation {
     },
     /// Ends the session with its locks, holds and grant.
     CloseSession,
+}
+
+/// Defines the names of operations; the match is exhaustive, so that a new operation must be listed.
+macro_rules! names {
+    ($($name:ident)*) => {
+        impl Operation {
+            /// Names of all operations.
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+            /// Returns the operation's name, one of [`Operation::NAMES`].
+            pub const fn name(&self) -> &'static str {
+                match self {
+                    $(Operation::$name { .. } => stringify!($name)),*
+                }
+            }
+        }
+    };
+}
+
+names! {
+    Lookup
+    Attributes
+    SetAttributes
+    SetFlags
+    Create
+    CreateUnnamed
+    Link
+    Unlink
+    RemoveDirectory
+    Rename
+    ReadLink
+    ReadDirectory
+    Xattr
+    XattrNames
+    SetXattr
+    RemoveXattr
+    DropPrivileges
+    NoteRead
+    Read
+    Write
+    Fallocate
+    NextData
+    NextHole
+    NextExtent
+    CopyRange
+    Hold
+    Release
+    SetLock
+    TestLock
+    WaitLock
+    EndWait
+    Unlock
+    UnlockHandle
+    Sync
+    SyncAll
+    Statistics
+    Grant
+    Commit
+    Layout
+    CloseSession
 }
