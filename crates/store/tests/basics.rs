@@ -1,5 +1,8 @@
 //! The store's operations, one after the other, and again after a crash.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use pmem::Region;
 use store::{
     Attributes, Clock, Error, FileKind, Geometry, NewInode, PoolOptions, RenameMode, SetAttributes,
@@ -333,28 +336,50 @@ fn threads_work_side_by_side() {
 
 #[test]
 fn a_noted_read_changes_nothing_but_the_access_time() {
-    let (region, store) = pool();
-    let made = new_inode(FileKind::Regular);
-    let node = store
-        .names()
-        .create(&mut embedded(), &store.root(), b"a", &made)
-        .unwrap();
-    let before = store.inodes().attributes(&node);
-    // The coarse clock advances by itself.
-    while store.inodes().attributes(&node).accessed_ns == before.accessed_ns {
-        store.inodes().note_read(&node, false).unwrap();
-    }
-    let after = store.inodes().attributes(&node);
-    let expected = Attributes {
-        accessed_ns: after.accessed_ns,
-        ..before
+    let region = Region::memory(POOL, false).expect("memory");
+    Store::format(&region, &Geometry::for_length(POOL)).expect("format");
+    let now = Arc::new(AtomicI64::new(100));
+    let options = PoolOptions {
+        clock: Clock::Manual(now.clone()),
+        ..PoolOptions::default()
     };
-    assert_eq!(after, expected);
-    assert!(store.inodes().noted(node.number()) > after.version);
-    drop((node, store));
+    let store = Store::open(region.clone(), options).expect("the pool opens");
+    let kinds = [FileKind::Regular, FileKind::Directory];
+    let nodes = [("a", kinds[0]), ("d", kinds[1])].map(|(name, kind)| {
+        let made = new_inode(kind);
+        let node = store
+            .names()
+            .create(&mut embedded(), &store.root(), name.as_bytes(), &made);
+        node.unwrap()
+    });
+    let before = nodes.each_ref().map(|node| store.inodes().attributes(node));
+    // The first read after a change, another one a tick later, and one with `strictatime`.
+    for (tick, always, accessed_ns) in [(200, false, 200), (300, false, 200), (400, true, 400)] {
+        now.store(tick, Ordering::Relaxed);
+        for (node, before) in nodes.iter().zip(before) {
+            store.inodes().note_read(node, always).unwrap();
+            let expected = Attributes {
+                accessed_ns,
+                ..before
+            };
+            assert_eq!(store.inodes().attributes(node), expected, "at {tick}");
+            assert!(store.inodes().noted(node.number()) > before.version);
+        }
+    }
+    drop((nodes, store));
     let store = open(&region);
-    let node = store.names().lookup(&store.root(), b"a").unwrap();
-    assert_eq!(store.inodes().attributes(&node), after);
+    for (name, before) in ["a", "d"].into_iter().zip(before) {
+        let node = store.names().lookup(&store.root(), name.as_bytes());
+        let expected = Attributes {
+            accessed_ns: 400,
+            ..before
+        };
+        assert_eq!(
+            store.inodes().attributes(&node.unwrap()),
+            expected,
+            "{name}"
+        );
+    }
 }
 
 #[test]
