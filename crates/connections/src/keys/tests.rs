@@ -94,7 +94,7 @@ fn nothing_is_overwritten_and_nothing_half_made_is_left() {
         "{without}"
     );
     fs::write(directory.join(AUTHORITY_KEY), "no key").unwrap();
-    assert!(sentence(issue(&directory, "c", usual_validity())).contains("holds no key"));
+    assert!(sentence(issue(&directory, "c", usual_validity())).contains("contains no key"));
     // No node accepts signatures of another cluster's authority.
     init(&scratch.0.join("others"), "a").unwrap();
     let strange = fs::read(scratch.0.join("others").join(AUTHORITY_KEY)).unwrap();
@@ -142,7 +142,7 @@ fn keys_that_are_not_right_are_refused_in_one_sentence() {
         fs::write(&path, fs::read(others.join("a").join(name)).unwrap()).unwrap();
         assert!(sentence(load(&node)).contains(strange), "{name}");
         fs::write(&path, "-----BEGIN NONSENSE-----").unwrap();
-        assert!(sentence(load(&node)).contains("holds no"), "{name}");
+        assert!(sentence(load(&node)).contains("contains no"), "{name}");
         fs::remove_file(&path).unwrap();
         assert!(sentence(load(&node)).contains("is missing"), "{name}");
         symlink("/", &path).unwrap();
@@ -154,7 +154,7 @@ fn keys_that_are_not_right_are_refused_in_one_sentence() {
     }
     // An authority is no node.
     fs::write(node.join(NODE), fs::read(node.join(AUTHORITY)).unwrap()).unwrap();
-    assert!(sentence(load(&node)).contains("holds no node's certificate"));
+    assert!(sentence(load(&node)).contains("contains no node's certificate"));
 }
 
 #[test]
@@ -193,12 +193,12 @@ fn revocations_reach_present_and_later_nodes() {
     let journal = directory.join("issued.txt");
     let whole = fs::read_to_string(&journal).unwrap();
     fs::write(&journal, "").unwrap();
-    assert!(sentence(revoke(&directory, "a")).contains("issued.txt holds no list of all"));
+    assert!(sentence(revoke(&directory, "a")).contains("issued.txt contains no list of all"));
     fs::write(&journal, whole).unwrap();
     let (list, garbage) = (directory.join(REVOKED), "no list");
     let signed = fs::read(&list).unwrap();
     fs::write(&list, garbage).unwrap();
-    assert!(sentence(revoke(&directory, "a")).contains("revoked.pem holds no list of revoked"));
+    assert!(sentence(revoke(&directory, "a")).contains("revoked.pem contains no list of revoked"));
     fs::write(&list, signed).unwrap();
     revoke(&directory, "a").unwrap();
 
@@ -208,14 +208,17 @@ fn revocations_reach_present_and_later_nodes() {
     revoke(&others, "a").unwrap();
     let list = directory.join("a").join(REVOKED);
     fs::copy(others.join(REVOKED), &list).unwrap();
-    assert!(sentence(load(&directory.join("a"))).contains("holds no list of the cluster's"));
+    assert!(sentence(load(&directory.join("a"))).contains("contains no list of the cluster's"));
     fs::write(directory.join("issued.txt"), "issued 12 a\nissued 13").unwrap();
     let torn = sentence(revoke(&directory, "a"));
-    assert!(torn.contains("issued.txt ends within a line"), "{torn}");
+    assert!(
+        torn.contains("issued.txt ends in an incomplete line"),
+        "{torn}"
+    );
     fs::write(directory.join("issued.txt"), "issued 12 a\nnonsense\n").unwrap();
     let sentence = sentence(revoke(&directory, "a"));
     assert!(
-        sentence.contains("issued.txt holds no list of what was issued"),
+        sentence.contains("issued.txt contains no list of what was issued"),
         "{sentence}"
     );
 }

@@ -124,13 +124,13 @@ fn fields_that_lie_are_refused() {
     assert!(refused(&hello, set(0, b'T')).contains("not a control connection"));
     assert!(refused(&hello, set(8, 0)).contains("range"));
     assert!(refused(&hello, set(8, 3)).contains("range"));
-    assert!(refused(&hello, set(28, 64)).contains("over its bound"));
+    assert!(refused(&hello, set(28, 64)).contains("exceeds its bound"));
     assert!(refused(&hello, set(30, b'N')).contains("name"));
     assert!(refused(&hello, set(30, b'\n')).contains("control characters"));
     assert!(refused(&hello, set(30, 0xff)).contains("UTF-8"));
     // After the name: boot, instance, start, path, forced transport, and the offers.
     let path = 33 + 16 + 8 + 8;
-    assert!(refused(&hello, set(path, 108)).contains("over its bound"));
+    assert!(refused(&hello, set(path, 108)).contains("exceeds its bound"));
     assert!(refused(&hello, set(path + 3, 0)).contains("zero"));
     let forced = path + 2 + 14;
     assert!(refused(&hello, set(forced, 9)).contains("no such transport"));

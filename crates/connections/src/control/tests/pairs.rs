@@ -315,7 +315,10 @@ fn another_cluster_or_node_is_refused() {
     let a = TestProcess::on_this_host("a");
     let other = TestProcess::new(Identity::local([4; 16], "b").unwrap());
     let (error, counters) = refused_dial(other.listen(&[scratch.socket()]), &a, &scratch.socket());
-    assert!(error.contains("is of cluster 04040404-0404-"), "{error}");
+    assert!(
+        error.contains("belongs to cluster 04040404-0404-"),
+        "{error}"
+    );
     assert_eq!(counters.unfit, 1);
 
     let b = TestProcess::on_this_host("b");
