@@ -1,7 +1,6 @@
 //! Allowed dependencies of the crates.
 
 use super::Violation;
-use crate::code::has_word;
 use crate::tree::{Crate, Dependency, Tree};
 
 /// The arrows of docs/ARCHITECTURE.md: each crate and those of ours that it may use, in its tests
@@ -279,7 +278,7 @@ pub fn layers_point_down(tree: &Tree) -> Vec<Violation> {
                 continue;
             };
             let above = &layers[level + 1..];
-            for (number, used) in used_modules(&file.code) {
+            for (number, used) in used_modules(&file.code, "crate::") {
                 if above.contains(&used) {
                     let message =
                         format!("layer {own} must not use {used}; turn the arrow round or drop it");
@@ -299,8 +298,8 @@ pub fn layouts_stay_in_the_store(tree: &Tree) -> Vec<Violation> {
         path.contains("/src/") && !knows.iter().any(|it| path.starts_with(it))
     };
     for file in tree.rust_files().filter(|file| is_outside(&file.path)) {
-        for (number, line) in file.code_lines() {
-            if has_word(line, "store::format") {
+        for (number, used) in used_modules(&file.code, "store::") {
+            if used == "format" {
                 let message = "only the store reads layouts of pools; add a function there";
                 found.push(Violation::new(&file.path, number, message));
             }
@@ -309,10 +308,15 @@ pub fn layouts_stay_in_the_store(tree: &Tree) -> Vec<Violation> {
     found
 }
 
-/// The modules of the crate's root that code names, alone or in a group, with their lines.
-fn used_modules(code: &str) -> Vec<(usize, &str)> {
+/// The modules of a crate's root that code names, alone or in a group, with their lines. `root` is the crate with `::`.
+fn used_modules<'a>(code: &'a str, root: &str) -> Vec<(usize, &'a str)> {
     let mut used = Vec::new();
-    for (start, path) in code.match_indices("crate::") {
+    let is_whole =
+        |start: usize| !code[..start].ends_with(|it: char| it.is_alphanumeric() || it == '_');
+    for (start, path) in code
+        .match_indices(root)
+        .filter(|(start, _)| is_whole(*start))
+    {
         let (at, rest) = (start + path.len(), &code[start + path.len()..]);
         let items = match rest.starts_with('{') {
             true => group_items(&rest[1..], at + 1),

@@ -150,6 +150,17 @@ fn a_layer_that_uses_a_higher_one_is_found() {
 }
 
 #[test]
+fn a_layout_in_a_group_of_imports_is_found() {
+    let layout = "#![forbid(unsafe_code)]\nuse store::{\n    Store,\n    format::inode,\n};\n";
+    expect(
+        clean().with("crates/pmem/src/wide/deep.rs", layout),
+        &[
+            "crates/pmem/src/wide/deep.rs:4: only the store reads layouts of pools; add a function there",
+        ],
+    );
+}
+
+#[test]
 fn a_layout_that_is_read_outside_of_the_store_is_found() {
     let layout = "#![forbid(unsafe_code)]\nuse store::format::record;\n";
     expect(clean().with("crates/store/src/ring.rs", layout), &[]);
