@@ -38,8 +38,9 @@ use table::Table;
 
 /// Bits of an inode number below the unit.
 const UNIT_SHIFT: u32 = 48;
-/// Greatest time for the end of a session: with and without answered writes that the cluster lacks. A takeover may come first.
+/// Longest end of a session while the cluster lacks answered writes. A takeover may come first.
 const SEND_WITHIN: Duration = Duration::from_secs(10);
+/// Longest end of a session without such writes.
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// Bytes of a page of a directory that is asked for.
 const PAGE_LENGTH: u32 = 64 << 10;

@@ -14,7 +14,7 @@ pub enum Error {
         "cannot connect to {who}: {source}; check that Tako runs there and that the address is right"
     )]
     Unreachable {
-        /// Address and port of the node.
+        /// Address that was dialed: host and port, or the path of a socket.
         who: String,
         /// Error of the system.
         source: io::Error,
@@ -24,7 +24,7 @@ pub enum Error {
         "cannot listen at {address}: {source}; check the address and that no other process listens there"
     )]
     Listen {
-        /// Address and port of the node.
+        /// Address of this node: host and port, or the path of a socket.
         address: String,
         /// Error of the system.
         source: io::Error,
@@ -37,7 +37,7 @@ pub enum Error {
         "this node has no keys, without which it cannot use {address}; make some with `tako keys`"
     )]
     NoKeys {
-        /// Address and port of the node.
+        /// Address that needs keys: host and port.
         address: String,
     },
     /// The peer could not prove that it may connect, or reports the same of this node.

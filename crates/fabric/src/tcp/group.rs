@@ -35,7 +35,7 @@ const TURNS: usize = 32;
 struct Head {
     magic: U32,
     immediate: U32,
-    /// A random number for each member, by which it recognizes its own. Of a member with the same number nothing is received.
+    /// Random number of the member that sends. Each member drops datagrams with its own number.
     sender: U32,
 }
 
