@@ -54,7 +54,7 @@ const READ_BYTES: u64 = 10 << 20;
 /// Bytes of the longest message.
 const MESSAGE_MAX: u32 = 1 << 20;
 
-/// Least EtherType.
+/// Least value of an EtherType; lower ones are lengths of frames.
 const TYPE_MIN: u16 = 0x0600;
 /// IPv4, ARP, VLAN, IPv6, provider bridging.
 const TYPES_IN_USE: [u16; 5] = [0x0800, 0x0806, 0x8100, 0x86dd, 0x88a8];

@@ -92,7 +92,7 @@ impl Positions {
     }
 }
 
-/// All locks.
+/// Locks of all sessions, by session and by file.
 #[derive(Default)]
 pub(super) struct LockTable {
     by_session: BTreeMap<u64, Positions>,
