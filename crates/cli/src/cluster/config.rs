@@ -139,7 +139,14 @@ impl NodeFile {
         let group = self
             .group
             .as_deref()
-            .map_or(Ok(GroupMode::default()), parse_group);
+            .map_or(Ok(GroupMode::default()), parse_group)
+            .map_err(&wrong)?;
+        if self.group_parity && group != GroupMode::On {
+            let used = self.group.as_deref().unwrap_or("auto");
+            return Err(wrong(format!(
+                "`group_parity` has no effect unless `group` is on, got {used}; set `group = \"on\"`, or remove `group_parity`"
+            )));
+        }
         let transport = self.transport.map(|name| parse_transport(&name));
         let types = self.ether_types.as_deref().map(parse_types).transpose();
         let types = types.map_err(|sentence| wrong(format!("`ether_types` {sentence}")))?;
@@ -152,7 +159,7 @@ impl NodeFile {
             interface: self.interface,
             ether_types: types,
             data_queue: self.data_queue,
-            group: group.map_err(&wrong)?,
+            group,
             group_parity: self.group_parity,
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
@@ -196,6 +203,32 @@ mod tests {
         let config = file.config(path).expect("it is complete");
         assert_eq!(config.validate().err().map(|it| it.to_string()), None);
         assert_eq!((config.members, config.pool_length), (3, 4 << 30));
+    }
+
+    #[test]
+    fn parity_without_a_group_is_refused() {
+        let path = Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../examples/node.toml"
+        ));
+        for (group, is_valid) in [
+            (None, false),
+            (Some("auto"), false),
+            (Some("off"), false),
+            (Some("on"), true),
+        ] {
+            let mut file = NodeFile::read(path).expect("it is TOML");
+            (file.group, file.group_parity) = (group.map(String::from), true);
+            match file.config(path) {
+                Ok(config) => assert!(is_valid && config.group_parity, "{group:?}"),
+                Err(Failure::Failed(sentence)) => {
+                    let expected =
+                        format!("unless `group` is on, got {};", group.unwrap_or("auto"));
+                    assert!(!is_valid && sentence.contains(&expected), "{sentence}");
+                }
+                Err(failure) => panic!("{failure:?}"),
+            }
+        }
     }
 
     #[test]

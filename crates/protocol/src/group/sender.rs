@@ -58,6 +58,12 @@ pub struct Sender {
 }
 
 impl Sender {
+    /// Whether a message of `message` bytes fits into a window of frames of at most `longest` bytes.
+    pub fn can_carry(message: usize, longest: usize, with_parity: bool) -> bool {
+        let payload = frame::payload_bytes(longest, with_parity);
+        payload > 0 && message.div_ceil(payload) as u64 <= WINDOW
+    }
+
     /// A stream without members, of frames of at most `longest` bytes.
     pub fn new(
         stream: Stream,
@@ -302,6 +308,24 @@ impl Progress {
             self.advanced_at = now;
             self.ask_after = ASK_NS;
             self.ask_at = now + ASK_NS;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_too_short_for_a_message_are_refused() {
+        let payload = frame::payload_bytes(1400, true);
+        let most = WINDOW as usize * payload;
+        assert!(Sender::can_carry(most, 1400, true));
+        assert!(!Sender::can_carry(most + 1, 1400, true));
+        // Datagrams over RDMA with the least MTUs, which have no parity.
+        for (longest, can_carry) in [(0, false), (256, false), (512, false), (1024, true)] {
+            let got = Sender::can_carry(4 << 20, longest, false);
+            assert_eq!(got, can_carry, "{longest}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use connections::messenger::LinkId;
 use fabric::{GroupAddress, Multicast, Provider};
 use protocol::group::{Key, Offer, Report, Sender, Stream};
-use protocol::wire::Body;
+use protocol::wire::{self, Body};
 use protocol::{Defects, NodeId};
 
 use super::{Around, GroupStatus, NoGroup, OUT, address_at};
@@ -20,7 +20,8 @@ pub struct Sending {
     address: GroupAddress,
     key: Key,
     sender: Sender,
-    with_parity: bool,
+    /// Reason in the status.
+    reason: String,
     /// When the group was last offered to members, and over which link.
     offered: BTreeMap<NodeId, (u64, LinkId)>,
     /// What the member was told last.
@@ -68,6 +69,13 @@ impl Sending {
             return Err(format!("{provider} has no groups").into());
         };
         let with_parity = wants_parity && may_be_unchecked;
+        let message = wire::HEADER + wire::BODY_MAX;
+        if !Sender::can_carry(message, bytes as usize, with_parity) {
+            return Err(format!(
+                "{provider} has frames of {bytes} bytes, too short for the longest message"
+            )
+            .into());
+        }
         address.is_unchecked = with_parity;
         around.messenger.join_group(provider, OUT, address)?;
         let key = Key(fabric::random_key());
@@ -84,7 +92,7 @@ impl Sending {
             address,
             key,
             sender,
-            with_parity,
+            reason: reason(provider, address, wants_parity),
             offered: BTreeMap::new(),
             told: (Vec::new(), 0),
         })
@@ -202,13 +210,21 @@ impl Sending {
         let (sent, again) = self.sender.counts();
         status.used = true;
         status.members = self.sender.members().count();
-        let GroupAddress { address, port, .. } = self.address;
-        let parity = if self.with_parity { "with parity " } else { "" };
-        let provider = self.provider;
-        status.reason = format!("multicast over {provider} {parity}at {address}:{port}").into();
+        status.reason = self.reason.clone().into();
         status.sent += sent;
         status.sent_again += again;
     }
+}
+
+/// How the group is reached, and why its frames have no parity if it is wanted.
+fn reason(provider: Provider, group: GroupAddress, wants_parity: bool) -> String {
+    let GroupAddress { address, port, .. } = group;
+    let (with, without) = match (wants_parity, group.is_unchecked) {
+        (_, true) => (" with parity", String::new()),
+        (true, false) => ("", format!("; no parity: {provider} has checksums")),
+        (false, false) => ("", String::new()),
+    };
+    format!("multicast over {provider}{with} at {address}:{port}{without}")
 }
 
 /// What a member is told of the stream.
@@ -217,5 +233,47 @@ fn frames(first: u64, end: u64) -> Body {
         first,
         end,
         again: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_reports_why_frames_have_no_parity() {
+        let group = |is_unchecked| GroupAddress {
+            address: [239, 0, 0, 1].into(),
+            port: 7,
+            interface: [10, 0, 0, 1].into(),
+            listens: false,
+            is_unchecked,
+        };
+        let cases = [
+            (
+                Provider::Tcp,
+                true,
+                true,
+                "multicast over tcp with parity at 239.0.0.1:7",
+            ),
+            (
+                Provider::Tcp,
+                false,
+                false,
+                "multicast over tcp at 239.0.0.1:7",
+            ),
+            (
+                Provider::Verbs,
+                false,
+                true,
+                "multicast over verbs at 239.0.0.1:7; no parity: verbs has checksums",
+            ),
+        ];
+        for (provider, is_unchecked, wants_parity, expected) in cases {
+            assert_eq!(
+                reason(provider, group(is_unchecked), wants_parity),
+                expected
+            );
+        }
     }
 }
