@@ -63,7 +63,8 @@ fn is_trusted(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
 }
 
-/// Whether this process runs as root, and the other one as the user that mounted the pool.
+/// Whether this process runs as root, and the other one as the user that mounted the pool. Any user can choose the source that
+/// fusermount3 shows, so the pool must belong to that user, too.
 fn is_of_mount(stream: &UnixStream, pool: &Path) -> bool {
     let Ok(peer) = socket_peercred(stream) else {
         return false;
@@ -71,6 +72,7 @@ fn is_of_mount(stream: &UnixStream, pool: &Path) -> bool {
     let user = format!("user_id={}", peer.uid.as_raw());
     let mut mounts = fuse::mounts().unwrap_or_default().into_iter();
     geteuid().is_root()
+        && fs::metadata(pool).is_ok_and(|it| it.uid() == peer.uid.as_raw())
         && mounts.any(|mount| {
             mount.source == pool && mount.options.split(',').any(|option| option == user)
         })

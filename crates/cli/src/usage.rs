@@ -165,7 +165,12 @@ pub fn df(arguments: &Df, out: &mut dyn Write) -> Outcome {
         false => arguments.pools.iter().map(|pool| pool.0.clone()).collect(),
     };
     let outcome = each(&pools, |pool| {
-        lines.push(line_of(pool, arguments.inodes, unit)?);
+        match line_of(pool, arguments.inodes, unit)? {
+            Some(line) => lines.push(line),
+            // As df(1) does.
+            None if arguments.pools.is_empty() => {}
+            None => return Err(closed(pool)),
+        }
         Ok(())
     });
     if lines.len() > 1 {
@@ -187,14 +192,19 @@ fn mounted_pools() -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-fn line_of(pool: &Path, inodes: bool, unit: Unit) -> Result<Line, Failure> {
+fn closed(pool: &Path) -> Failure {
+    Failure::Failed(format!(
+        "{}: its mount is open only to the user that made it; run the command as that user",
+        pool.display()
+    ))
+}
+
+/// The line of a pool, or `None` if only another user may see its mount.
+fn line_of(pool: &Path, inodes: bool, unit: Unit) -> Result<Option<Line>, Failure> {
     let statistics = pools::open(pool, Use::Read)?.statistics()?;
     // The kernel shows other users nothing of a mount without allow_other, not even root.
     if statistics.blocks == 0 {
-        return Err(Failure::Failed(format!(
-            "{}: its mount is open to the user only that made it; run the command as that user",
-            pool.display()
-        )));
+        return Ok(None);
     }
     let bytes = |blocks: u64| blocks * u64::from(statistics.block_size);
     let (all, free, available, unit) = match inodes {
@@ -215,14 +225,14 @@ fn line_of(pool: &Path, inodes: bool, unit: Unit) -> Result<Line, Failure> {
     let room = used + available;
     let directory = pools::mounted_at(pool);
     let directory = directory.map_or("-".into(), |path| path.display().to_string());
-    Ok([
+    Ok(Some([
         pool.display().to_string(),
         unit.show(all),
         unit.show(used),
         unit.show(available),
         format!("{}%", (used * 100).div_ceil(room.max(1))),
         directory,
-    ])
+    ]))
 }
 
 /// Least width of the first column, as in coreutils.

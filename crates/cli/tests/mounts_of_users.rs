@@ -48,12 +48,60 @@ fn root_examines_and_remounts_the_mount_of_a_user() {
         ! as_user touch directory/file
         ! tako df a.pool 2> said
         cat said
+        tako mkfs own.pool --size 16M
+        mkdir own
+        tako mount own.pool own
+        tako df | sed 's/^/shown /'
+        tako umount own
         tako mount -o remount,rw directory
         as_user touch directory/file
         as_user /mnt/tako umount directory");
     assert!(said.contains("pool       a.pool"), "{said}");
     assert!(said.contains("\nro,"), "{said}");
     assert!(said.contains("run the command as that user"), "{said}");
+    let shown: Vec<&str> = said.lines().filter(|it| it.starts_with("shown ")).collect();
+    assert!(shown.len() == 2 && shown[1].contains("own.pool"), "{said}");
+}
+
+/// A user locks a pool of root, makes a mount that names the pool, and answers on the channel of the pool.
+#[test]
+fn an_impostor_cannot_answer_for_a_pool_of_another_user() {
+    let said = run(r#"
+        tako mkfs own.pool --size 16M
+        chmod 644 own.pool
+        mkfifo ready
+        chmod 666 ready
+        as_user timeout 40 python3 -c "
+import fcntl, os, socket, subprocess
+pool = os.path.abspath('own.pool')
+lock = os.open(pool, os.O_RDONLY)
+fcntl.flock(lock, fcntl.LOCK_EX)
+found = os.stat(pool)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f'\0tako/pool/{found.st_dev}/{found.st_ino}')
+listener.listen()
+near, far = socket.socketpair()
+subprocess.run(['fusermount3', '-o', f'fsname={pool},subtype=tako', '--', 'directory'], pass_fds=[far.fileno()],
+    env={**os.environ, '_FUSE_COMMFD': str(far.fileno())}, check=True)
+open('ready', 'w').write(str(os.getpid()))
+try:
+    while True:
+        stream = listener.accept()[0]
+        stream.sendall(b'forged\n')
+except OSError: pass
+" &
+        impostor=$(timeout 30 cat ready)
+        grep -c 'fuse.tako /mnt/place/own.pool' /proc/self/mountinfo
+        ! timeout 10 /mnt/tako info own.pool > said 2>&1
+        ! timeout 10 /mnt/tako grow own.pool --size 32M >> said 2>&1
+        cat said
+        kill $impostor"#);
+    assert!(
+        said.contains("own.pool: another user has it mounted"),
+        "{said}"
+    );
+    assert!(said.contains("pool own.pool is in use"), "{said}");
+    assert!(!said.contains("forged"), "{said}");
 }
 
 #[test]

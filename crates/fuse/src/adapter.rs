@@ -216,6 +216,15 @@ impl Adapter {
         self.file_system.close()
     }
 
+    /// Sends writes that were answered early to the cluster. A pool of this process has all answered requests, and its state
+    /// in memory is unknown, so it is not closed.
+    pub(crate) fn close_after_a_panic(&self) -> Result<(), Error> {
+        match self.file_system.is_remote() {
+            true => self.file_system.close(),
+            false => Ok(()),
+        }
+    }
+
     /// Executes a request, as [`Adapter::serve`], and returns the answer's header and the number of bytes after it.
     /// None if it is answered by the result of `later`; if that is nothing, the request cannot wait.
     pub(crate) fn answer(

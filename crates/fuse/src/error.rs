@@ -109,9 +109,20 @@ pub enum Error {
     /// The file system could not be closed after the mount ended.
     #[error("the pool was not closed cleanly: {0}; nothing is lost, its next opening takes longer")]
     Close(client::Error),
+    /// Writes that were answered early never reached the cluster.
+    #[error(transparent)]
+    Lost(client::Error),
 }
 
 impl Error {
+    /// Returns the error of a mount that failed to close its file system.
+    pub(crate) fn closing(error: client::Error) -> Error {
+        match error.cause() {
+            client::Cause::Lost { .. } => Error::Lost(error),
+            _ => Error::Close(error),
+        }
+    }
+
     /// The meaning of a system call's failure on `directory` while trying to do `what`.
     pub(crate) fn system(what: &'static str, directory: &Path, errno: Errno) -> Error {
         Error::System {

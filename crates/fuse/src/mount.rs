@@ -160,7 +160,7 @@ impl Mount {
             directory: self.place.directory.clone(),
             source,
         })?;
-        ended.closed.map_err(Error::Close)
+        ended.closed.map_err(Error::closing)
     }
 }
 

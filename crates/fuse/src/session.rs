@@ -202,10 +202,9 @@ fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
             recalls.into_iter().for_each(|thread| drop(thread.join()));
             let ended: io::Result<()> = ended.into_iter().collect();
             match adapter.has_failed() {
-                // All answered requests are in the pool. The file system's state in memory is unknown.
                 true => End {
                     session: ended.and_then(|()| Err(panicked())),
-                    closed: Ok(()),
+                    closed: adapter.close_after_a_panic(),
                 },
                 false => End {
                     session: ended,

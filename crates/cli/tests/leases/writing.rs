@@ -254,6 +254,7 @@ fn a_mount_that_ends_reports_answered_writes_that_no_node_has() {
     assert_eq!(code, Some(1), "{log}");
     let expected = "writes to 1 file(s) that were answered early are lost";
     assert_eq!(log.matches(expected).count(), 2, "{log}");
+    assert!(!log.contains("nothing is lost"), "{log}");
 }
 
 /// Locks a file, writes more than the cluster has room for, closes the file, and goes on.

@@ -1,12 +1,16 @@
 //! A host on the link that sees all frames to another one, and sends them again or changed.
 
+use std::time::{Duration, Instant};
+
 use fabric::ethernet::EthernetCounters;
 use fabric::{Access, RemoteRegion, Source, Work, WorkRequest};
 
 use super::link::{INTERFACE, Link, OnLink, options};
 use super::raw::RawHost;
-use super::suite::Pair;
+use super::suite::{Pair, Side};
 
+/// Longest wait for an event.
+const PATIENCE: Duration = Duration::from_secs(60);
 const LENGTH: usize = 4000;
 
 /// Two hosts at a switch, and a third one that receives what the switch forwards to the second one.
@@ -23,6 +27,15 @@ fn spied_on() -> (OnLink, RawHost) {
 
 fn far(setup: &OnLink) -> EthernetCounters {
     setup.ethernet(1).counters()
+}
+
+/// Polls one side only, until a condition holds.
+fn poll_until(what: &str, side: &mut Side, is_so: impl Fn(&Side) -> bool) {
+    let start = Instant::now();
+    while !is_so(side) {
+        side.poll();
+        assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+    }
 }
 
 fn write(pair: &mut Pair, id: u64, remote: RemoteRegion, byte: u8) {
@@ -61,7 +74,7 @@ fn recorded_packets_change_nothing_when_they_are_sent_again() {
         far(&setup).duplicates >= before + all
     });
     check(&pair, 2);
-    // For another endpoint of the same hosts.
+    // With the number of another endpoint of the same hosts, which the check covers.
     pair.near.queue.close(pair.to_far);
     pair.join_again(&setup);
     let (before, endpoint) = (far(&setup).rejected, pair.to_near.0.to_le_bytes());
@@ -116,8 +129,10 @@ fn unreceived_packets_that_were_changed_or_cut_change_nothing() {
     pair.post(WorkRequest::new(2, write));
     pair.near.queue.submit();
     let mut fresh = Vec::new();
+    let start = Instant::now();
     while fresh.len() < LENGTH.div_ceil(1500) {
         fresh.extend(spy.receive());
+        assert!(start.elapsed() < PATIENCE, "too few frames came");
     }
     setup.link().on_switch("link set port1 master switch");
     let refused = || {
@@ -128,14 +143,12 @@ fn unreceived_packets_that_were_changed_or_cut_change_nothing() {
     };
     let before = refused();
     let mut sent = 0;
-    // Of data only: the rest of a command is filled up with zeros, which nothing reads.
+    // Commands are excluded: they end with zeros, which the receiver does not read.
     for frame in fresh.iter().filter(|frame| frame.len() > 256) {
         for changed in changed(frame) {
             spy.send(&changed);
             sent += 1;
-            while refused() < before + sent {
-                pair.far.poll();
-            }
+            poll_until("a refusal", &mut pair.far, |_| refused() >= before + sent);
         }
     }
     assert!(sent > 100);
@@ -152,9 +165,7 @@ fn unreceived_packets_that_were_changed_or_cut_change_nothing() {
         spy.send(frame);
         spy.send(frame);
     }
-    while pair.far.messages.len() < 2 {
-        pair.far.poll();
-    }
+    poll_until("the message", &mut pair.far, |far| far.messages.len() >= 2);
     memory.region().read(0, &mut found);
     assert!(found.iter().all(|byte| *byte == 2));
     let to_far = pair.to_far;

@@ -497,6 +497,15 @@ mod tests {
         }
     }
 
+    /// Opens the primary at the end of a scope, after a panic too.
+    struct Opened<'a>(&'a Primary);
+
+    impl Drop for Opened<'_> {
+        fn drop(&mut self) {
+            self.0.open();
+        }
+    }
+
     fn owner(requests: &Arc<Primary>) -> Arc<Behind> {
         let report: Report = Box::new(|sentence| panic!("{sentence}"));
         let cache = Arc::new(Cache::new());
@@ -529,6 +538,8 @@ mod tests {
         let (note, noted) = channel();
         thread::scope(|scope| {
             let behind = &behind;
+            // A failed assertion may not leave the scope waiting for the writer.
+            let _opened = Opened(&requests);
             let writer = scope.spawn(move || {
                 for number in 0..WRITES + 100 {
                     write(behind, number);
@@ -563,7 +574,12 @@ mod tests {
         }
         assert!(behind.has_unsent());
         thread::scope(|scope| {
+            let _opened = Opened(&requests);
             let sent = scope.spawn(|| behind.send_all());
+            while !behind.state.lock().wanted.contains_key(&FILE.inode) && !sent.is_finished() {
+                thread::yield_now();
+            }
+            assert!(!sent.is_finished(), "the primary has not executed it");
             requests.open();
             sent.join().expect("no panic").expect("the primary has all");
         });
