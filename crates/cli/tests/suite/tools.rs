@@ -140,12 +140,15 @@ pub fn pjdfstest(backing: &Backing) {
         let settings = scratch.path("pjdfstest.toml");
         let text = SETTINGS.replace("NOBODY", &group_of_nobody());
         fs::write(&settings, text.replace("REMOUNT", &remount.to_string())).unwrap();
-        let mut command = Command::new(&pjdfstest);
+        let mut command = match backing {
+            Backing::Embedded { .. } => with_helper(&mounted.directory),
+            Backing::Cluster { .. } => without_helper(scratch),
+        };
         command
+            .arg(&pjdfstest)
             .args(["-c", &settings, "-p", &mounted.directory, "-s"])
             .arg(&other)
             .args(pattern);
-        command.env("PATH", path_with_own_mount(scratch));
         results_of(&run(&mut command).1)
     };
     // Some tests leave files open for writing, and then nothing can be mounted read-only any more: the tests that do
@@ -216,8 +219,28 @@ fn group_of_nobody() -> String {
     name.into()
 }
 
-/// A search path on which `mount` does not ask `fuse3` how to remount: its helper would search for a program `tako`.
-fn path_with_own_mount(scratch: &Scratch) -> String {
+/// A command that runs the rest of its arguments where mount(8) finds the helper of Tako. Its mount namespace has no
+/// other test's mount, which would keep that test's server.
+fn with_helper(directory: &str) -> Command {
+    const SCRIPT: &str = "set -e
+        grep ' fuse.tako ' /proc/self/mounts | while read -r _ other _; do
+            test \"$other\" = \"$2\" || umount --lazy --no-canonicalize --internal-only \"$other\"
+        done
+        mount -t tmpfs none /mnt
+        mkdir /mnt/upper /mnt/work
+        mount -t overlay none -o lowerdir=/usr/sbin,upperdir=/mnt/upper,workdir=/mnt/work /usr/sbin
+        ln -s \"$1\" /usr/sbin/mount.fuse.tako
+        shift 2
+        exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", SCRIPT, "sh"]);
+    command.arg(common::command(&[]).get_program());
+    command.arg(directory);
+    command
+}
+
+/// A command that runs the rest of its arguments where `mount` asks no helper: that of Tako remounts no cluster.
+fn without_helper(scratch: &Scratch) -> Command {
     let directory = scratch.path("bin");
     fs::create_dir_all(&directory).unwrap();
     let program = format!("{directory}/mount");
@@ -227,5 +250,8 @@ fn path_with_own_mount(scratch: &Scratch) -> String {
     )
     .unwrap();
     fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-    format!("{directory}:{}", std::env::var("PATH").unwrap())
+    let mut command = Command::new("env");
+    let path = std::env::var("PATH").unwrap();
+    command.arg(format!("PATH={directory}:{path}"));
+    command
 }
