@@ -41,6 +41,7 @@ struct MountPoint {
     directory: PathBuf,
     /// Its device number, which distinguishes it from other mounts at the same path.
     device: u64,
+    notifier: Notifier,
 }
 
 /// Makes `directory` show `file_system`, and returns when it does. A mount left there by a killed process is replaced.
@@ -72,7 +73,11 @@ pub fn mount(
         read_ahead(device);
     }
     let mount = Mount {
-        place: MountPoint { directory, device },
+        place: MountPoint {
+            directory,
+            device,
+            notifier: session.notifier.clone(),
+        },
         transport: session.transport.clone(),
         notifier: session.notifier.clone(),
         session: Some(session),
@@ -185,6 +190,8 @@ impl MountPoint {
             // A dead mount is no longer ours to judge, but it certainly is one.
             Err(errno) if mountinfo::is_dead(errno) => self.directory.clone(),
             _ => match mountinfo::directory_of(self.device, &self.directory)? {
+                // The number may be that of a later mount by now.
+                Some(_) if !self.notifier.is_connected() => return Ok(()),
                 Some(elsewhere) if self.is_at(&elsewhere) => elsewhere,
                 Some(covered) => return Err(Error::Busy(covered)),
                 None => return Ok(()),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -25,6 +26,16 @@ impl Notifier {
         Notifier {
             device: Arc::downgrade(device),
         }
+    }
+
+    /// Whether the kernel still has the file system. It frees the device number only after this has become false.
+    pub(crate) fn is_connected(&self) -> bool {
+        let Some(device) = self.device.upgrade() else {
+            return false;
+        };
+        let mut found = [PollFd::new(&device, PollFlags::empty())];
+        let polled = poll(&mut found, Some(&Timespec::default()));
+        polled.is_err() || !found[0].revents().contains(PollFlags::ERR)
     }
 
     /// The attributes of an inode changed.

@@ -125,6 +125,28 @@ fn an_aborted_connection_loses_nothing_that_was_answered() {
     }
 }
 
+/// The kernel gives the device number of a mount that has ended to a later one.
+#[test]
+fn the_end_of_a_detached_mount_leaves_a_later_one_with_its_number() {
+    const TRIES: usize = 100;
+    for _ in 0..TRIES {
+        let detached = Mounted::new("");
+        let number = |mounted: &Mounted| fs::metadata(&mounted.directory.0).unwrap().dev();
+        let before = number(&detached);
+        let ended = run(Command::new("umount").arg("-l").arg(&detached.directory.0));
+        assert!(ended.status.success(), "{ended:?}");
+        let later = Mounted::new("");
+        // Another test's mount may have the number.
+        if number(&later) == before {
+            fs::write(later.path("file"), b"data").unwrap();
+            drop(detached);
+            assert_eq!(fs::read(later.path("file")).unwrap(), b"data");
+            return later.end();
+        }
+    }
+    panic!("no later mount had the number");
+}
+
 #[test]
 fn a_mount_in_use_ends_when_its_last_user_has() {
     let pool = PoolFile::new("lazily");
