@@ -316,7 +316,7 @@ impl Link {
         let endpoint = self.session.endpoint();
         match self.session.export(queue, pull::POOL, pool.registration()) {
             Ok(()) => {
-                self.pulls.offered(Some(pool));
+                self.pulls.offered(Some(&pool));
                 Ok(())
             }
             // Nothing was sent, or only the control connection has ended.

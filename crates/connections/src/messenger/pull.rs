@@ -21,10 +21,12 @@
 //!   its own would wake up the sender for nothing.
 //! - Where a read takes a while, as over verbs, fragments behind it wait until it has ended: messages stay in order.
 //! - While no buffer is free, fragments travel in messages, as short ones do. So pulls hold nothing back.
+//! - A link takes all buffers of its pool when the pool is made, and manages them itself (B2, explicit use): no other user and no
+//!   lock. Buffers for other messages and for transfers are allocated from pools that all links of a thread share (implicit use).
 
 use std::collections::VecDeque;
 
-use fabric::buffers::Class;
+use fabric::buffers::{Class, Taken};
 use fabric::{Buffer, Capabilities, Message, Pool, RemoteRegion};
 
 /// From this length on the rest of a message is pulled.
@@ -135,11 +137,23 @@ pub enum Arriving {
     Read(u64, Location, Buffer),
 }
 
+/// The smallest class of buffers that hold so many bytes, at most [`LONGEST`].
+fn class_of(length: usize) -> usize {
+    usize::from(length > CLASSES[0].bytes as usize)
+}
+
+/// Returns a buffer to the link that owns its class.
+fn give_back(own: &mut Option<[Taken; CLASSES.len()]>, buffer: Buffer) {
+    if let Some(own) = own {
+        own[class_of(buffer.capacity() as usize)].release(buffer);
+    }
+}
+
 /// The pulls of one link, both ways.
 #[derive(Default)]
 pub struct Pulls {
-    /// This side's buffers, once a message was long enough.
-    pool: Option<Pool>,
+    /// All buffers of this side's pool, by class, once a message was long enough. Those that are lent are not among them.
+    own: Option<[Taken; CLASSES.len()]>,
     /// Whether making a pool was tried.
     is_offered: bool,
     /// Whether the peer has to learn that.
@@ -170,10 +184,13 @@ impl Pulls {
         length >= PULL_MIN && !self.is_offered
     }
 
-    /// A pool was exported to the peer, or there is none.
-    pub fn offered(&mut self, pool: Option<Pool>) {
-        self.owes_offer = pool.is_some();
-        self.pool = pool;
+    /// A pool was exported to the peer, or there is none. All its buffers are the link's from now on.
+    pub fn offered(&mut self, pool: Option<&Pool>) {
+        self.own = pool.and_then(|pool| {
+            let [short, long] = CLASSES.map(|class| pool.take(class.bytes));
+            Some([short?, long?])
+        });
+        self.owes_offer = self.own.is_some();
         self.is_offered = true;
     }
 
@@ -209,9 +226,11 @@ impl Pulls {
     pub fn hear(&mut self, about: About) -> Result<(), &'static str> {
         match about {
             About::Offered => self.is_announced = true,
-            About::Ready if self.pool.is_some() && !self.is_taken => self.is_taken = true,
+            About::Ready if self.own.is_some() && !self.is_taken => self.is_taken = true,
             About::Freed(count) if count as usize <= self.lent.len() => {
-                self.lent.drain(..count as usize);
+                for buffer in self.lent.drain(..count as usize) {
+                    give_back(&mut self.own, buffer);
+                }
             }
             _ => return Err("a message about pulls comes out of turn"),
         }
@@ -220,7 +239,7 @@ impl Pulls {
 
     /// A buffer with the first of these bytes, and how many they are. Nothing if they should travel in a message.
     pub fn fill(&mut self, rest: &[u8]) -> Option<(Buffer, usize)> {
-        let pool = self.pool.as_ref().filter(|_| self.is_taken)?;
+        let own = self.own.as_mut().filter(|_| self.is_taken)?;
         if rest.len() < PULL_MIN {
             return None;
         }
@@ -228,7 +247,7 @@ impl Pulls {
         let buffer = match self.filled.take() {
             Some(buffer) => buffer,
             None => {
-                let buffer = pool.allocate(length as u32)?;
+                let buffer = own[class_of(length)].allocate()?;
                 buffer.write(0, &rest[..length]);
                 buffer
             }

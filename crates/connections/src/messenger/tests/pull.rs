@@ -1,7 +1,8 @@
 //! Fragments that are pulled out of the sender's memory.
 
 use super::*;
-use crate::messenger::pull::{BUFFERS, CLASSES, LOCATION, Location, POOL, PULL_MIN};
+use crate::messenger::pull::{About, BUFFERS, CLASSES, LOCATION, Location, POOL, PULL_MIN, Pulls};
+use fabric::tcp::Tcp;
 
 const FREED_ONE: u32 = 15 << 28 | 1;
 const READY: u32 = 13 << 28;
@@ -86,6 +87,38 @@ fn a_lent_buffer_is_not_used_before_the_peer_has_copied_it() {
         pair.near.wait(&mut events, LONG);
     }
     assert_eq!(link(&mut pair.near, pair.to_far).pulls.lent(), 0);
+}
+
+/// Explicit use of a pool (B2).
+#[test]
+fn a_link_owns_all_buffers_of_its_pool() {
+    let device = Tcp::new(TcpOptions::default());
+    let pool = Pool::new(&device, &CLASSES, Access::READ).unwrap();
+    let mut pulls = Pulls::default();
+    pulls.offered(Some(&pool));
+    pulls.hear(About::Ready).unwrap();
+    let are_free = || CLASSES.map(|class| pool.allocate(class.bytes).is_some());
+    assert_eq!(are_free(), [false; 2]);
+    let data = vec![1; MESSAGE_MAX];
+    let fill = |pulls: &mut Pulls, length: u32| {
+        let (buffer, filled) = pulls.fill(&data[..length as usize])?;
+        assert_eq!(filled, length as usize);
+        pulls.sent(buffer, true);
+        Some(())
+    };
+    for class in CLASSES {
+        for _ in 0..class.count {
+            fill(&mut pulls, class.bytes).unwrap();
+        }
+        assert_eq!(fill(&mut pulls, class.bytes), None);
+    }
+    // What the peer has read is the link's again, not anybody's.
+    pulls.hear(About::Freed(1)).unwrap();
+    assert_eq!(are_free(), [false; 2]);
+    fill(&mut pulls, PULL_MIN as u32).unwrap();
+    assert_eq!(fill(&mut pulls, PULL_MIN as u32), None);
+    drop(pulls);
+    assert_eq!(are_free(), [true; 2]);
 }
 
 #[test]
