@@ -19,6 +19,9 @@ mod group;
 mod link;
 mod memory;
 mod pull;
+#[cfg(feature = "defects")]
+pub mod simulation;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -31,8 +34,9 @@ pub use self::block::{Armed, Handle, Ready};
 use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
-use self::link::{Link, Post};
+use self::link::Link;
 pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
+use self::stream::Post;
 use crate::choice::Choice;
 use crate::control::{self, Identity, Local, PeerIdentity, PeerSession};
 use crate::transports::{Transports, Wanted};
@@ -340,7 +344,8 @@ impl Messenger {
 
     /// Bytes of messages that wait until the peer takes them.
     pub fn backlog(&self, link: LinkId) -> usize {
-        self.find(link).map_or(0, |link| link.backlog_bytes())
+        self.find(link)
+            .map_or(0, |link| link.stream.backlog_bytes())
     }
 
     fn find(&self, id: LinkId) -> Option<&Link> {
@@ -395,18 +400,18 @@ impl Messenger {
         let slot = id.slot();
         let link = self.links[slot].link.as_deref_mut();
         let link = link.ok_or(SendError::Ended)?;
-        let waiting = link.backlog_bytes();
+        let waiting = link.stream.backlog_bytes();
         if waiting > 0 {
             return match waiting + bytes.len() <= most {
                 true => {
-                    link.keep(bytes.clone(), 0);
+                    link.stream.keep(bytes.clone(), 0);
                     Ok(())
                 }
                 false => Err(SendError::Backlog(waiting)),
             };
         }
         let lane = &self.lanes[link.lane];
-        if link.is_ready && link.pulls.wants_pool(bytes.len()) {
+        if link.is_ready && link.stream.pulls.wants_pool(bytes.len()) {
             let device = self.transports.device(lane.provider);
             match device.is_some_and(|device| pull::is_possible(&device.capabilities())) {
                 true => {
@@ -415,16 +420,17 @@ impl Messenger {
                         return Err(SendError::Ended);
                     }
                 }
-                false => link.pulls.offered(None),
+                false => link.stream.pulls.offered(None),
             }
         }
         let queue = self.transports.queue(lane.provider);
         let queue = queue.ok_or(SendError::Ended)?;
         let mut at = 0;
-        if link.is_ready && link.post(queue, lane.pool.as_ref(), bytes, &mut at) == Post::All {
+        if link.is_ready && link.stream.post(queue, lane.pool.as_ref(), bytes, &mut at) == Post::All
+        {
             return Ok(());
         }
-        link.keep(bytes.clone(), at);
+        link.stream.keep(bytes.clone(), at);
         self.fall_behind(slot);
         Ok(())
     }
@@ -584,7 +590,7 @@ impl Messenger {
         let Some(queue) = self.transports.queue(provider) else {
             return;
         };
-        match link.take(queue, message) {
+        match link.stream.take(queue, message) {
             Ok(None) => {}
             Ok(Some(bytes)) => events.push(Event::Message {
                 link: LinkId::new(slot, generation),
@@ -592,9 +598,9 @@ impl Messenger {
             }),
             Err(reason) => return self.end(slot, reason, events),
         }
-        let is_announced = std::mem::take(&mut link.pulls.is_announced);
-        let has_unread = link.has_unread();
-        if link.pulls.is_due() || has_unread {
+        let is_announced = std::mem::take(&mut link.stream.pulls.is_announced);
+        let has_unread = link.stream.has_unread();
+        if link.stream.pulls.is_due() || has_unread {
             self.fall_behind(slot);
         }
         if has_unread {
@@ -610,7 +616,7 @@ impl Messenger {
         let mut next = 0;
         while let Some(&slot) = self.behind.get(next) {
             let link = self.links[slot].link.as_deref();
-            if link.is_some_and(Link::has_unread) {
+            if link.is_some_and(|link| link.stream.has_unread()) {
                 self.post_reads(slot, events);
             }
             next += 1;
@@ -632,7 +638,9 @@ impl Messenger {
             };
             let lane = &lanes[link.lane];
             let queue = transports.queue(lane.provider);
-            queue.is_some_and(|queue| !link.catch_up(queue, lane.pool.as_ref()))
+            queue.is_some_and(|queue| {
+                !link.is_ready || !link.stream.catch_up(queue, lane.pool.as_ref())
+            })
         });
         self.submit();
     }

@@ -179,7 +179,7 @@ impl Messenger {
                     let lane = &mut self.lanes[link.lane];
                     // Without buffers to read into, this side never says that it can pull.
                     if reads_at_once || lane.transfers(&self.transports).is_some() {
-                        link.pulls.imported(region);
+                        link.stream.pulls.imported(region);
                         self.fall_behind(slot);
                     }
                 }

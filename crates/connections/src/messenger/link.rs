@@ -1,19 +1,9 @@
-//! One link: its session, the messages that wait for the peer, and the one that comes.
+//! One link: its session, its transfers and its stream of messages.
 
-use std::collections::VecDeque;
-
-use bytes::Bytes;
-
-use super::Reason;
 use super::block::Blocker;
-use super::fragment::{Incoming, head};
 use super::memory::Transfers;
-use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, Pulls};
+use super::stream::Stream;
 use crate::control::PeerSession;
-use fabric::{Failure, Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
-
-/// Why a location ends a link.
-const UNREADABLE: &str = "it describes memory that cannot be read";
 
 pub struct Link {
     pub session: PeerSession,
@@ -25,43 +15,20 @@ pub struct Link {
     pub is_closed_there: bool,
     /// Whether the control connection is waited for.
     is_watched: bool,
-    pub incoming: Incoming,
-    backlog: VecDeque<Waiting>,
-    backlog_bytes: usize,
-    /// Requests, of messages and transfers.
-    pub posted: u64,
     pub transfers: Transfers,
-    pub pulls: Pulls,
-}
-
-struct Waiting {
-    bytes: Bytes,
-    /// Bytes of it that were posted.
-    at: usize,
-}
-
-/// Posted part of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Post {
-    All,
-    /// Not all: the peer, or the transport, takes no more now.
-    Part,
+    pub stream: Stream,
 }
 
 impl Link {
     pub fn new(session: PeerSession, lane: usize) -> Link {
         Link {
             is_ready: session.is_ready(),
+            stream: Stream::new(session.endpoint()),
             session,
             lane,
             is_closed_there: false,
             is_watched: false,
-            incoming: Incoming::default(),
-            backlog: VecDeque::new(),
-            backlog_bytes: 0,
-            posted: 0,
             transfers: Transfers::default(),
-            pulls: Pulls::default(),
         }
     }
 
@@ -73,241 +40,6 @@ impl Link {
     pub fn unwatch(&mut self, blocker: &Blocker) {
         if std::mem::take(&mut self.is_watched) {
             blocker.remove(&self.session);
-        }
-    }
-
-    pub fn backlog_bytes(&self) -> usize {
-        self.backlog_bytes
-    }
-
-    /// Keeps a message, of which `at` bytes were posted.
-    pub fn keep(&mut self, bytes: Bytes, at: usize) {
-        // An empty message counts, too.
-        self.backlog_bytes += bytes.len().max(1);
-        self.backlog.push_back(Waiting { bytes, at });
-    }
-
-    /// Posts what waits; whether nothing waits any more, also to be read.
-    pub fn catch_up(&mut self, queue: &mut Queue, pool: Option<&Pool>) -> bool {
-        if !self.is_ready || !self.post_owed(queue) {
-            return false;
-        }
-        while let Some(mut waiting) = self.backlog.pop_front() {
-            let posted = self.post(queue, pool, &waiting.bytes, &mut waiting.at);
-            if posted == Post::Part {
-                self.backlog.push_front(waiting);
-                return false;
-            }
-            self.backlog_bytes -= waiting.bytes.len().max(1);
-        }
-        !self.has_unread()
-    }
-
-    /// Takes a message of the transport; returns the message of the peer that it completes.
-    pub fn take(&mut self, queue: &mut Queue, message: Message) -> Result<Option<Vec<u8>>, Reason> {
-        match About::of(&message)? {
-            None if self.pulls.arriving.is_empty() => Ok(self.incoming.take(&message)?),
-            None => {
-                let waits = Arriving::InMessage(message);
-                self.pulls.arriving.push_back(waits);
-                Ok(None)
-            }
-            Some(About::Location(location)) if queue.capabilities().immediate_reads => {
-                self.pull(queue, location)
-            }
-            Some(About::Location(_)) if self.pulls.unreported() >= BUFFERS => {
-                Err("it describes more buffers than there are".into())
-            }
-            Some(About::Location(location)) => {
-                self.pulls.source()?;
-                self.pulls.arriving.push_back(Arriving::At(location));
-                Ok(None)
-            }
-            Some(about) => {
-                self.pulls.hear(about)?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// Copies a fragment out of the peer's memory, at once.
-    fn pull(&mut self, queue: &mut Queue, location: Location) -> Result<Option<Vec<u8>>, Reason> {
-        let Location {
-            head,
-            length,
-            offset,
-        } = location;
-        let from = self.pulls.source()?.at(offset);
-        let endpoint = self.session.endpoint();
-        let mut is_gone = false;
-        let whole = self.incoming.add(head, length as usize, |into| {
-            let loaded = queue.load(endpoint, (from, length), into);
-            is_gone = matches!(loaded, Err(Refusal::NoEndpoint));
-            loaded.map_err(|_| UNREADABLE)
-        });
-        if is_gone {
-            return Err(Failure::MemoryGone.into());
-        }
-        let whole = whole?;
-        self.pulls.has_copied();
-        Ok(whole)
-    }
-
-    /// Begins to read fragments, as far as there is room.
-    pub fn post_reads(&mut self, queue: &mut Queue, pool: &Pool) -> Result<(), &'static str> {
-        for index in 0..self.pulls.arriving.len() {
-            let Arriving::At(location) = self.pulls.arriving[index] else {
-                continue;
-            };
-            let from = self.pulls.source()?.at(location.offset);
-            let Some(buffer) = pool.allocate(location.length) else {
-                break;
-            };
-            self.posted += 1;
-            let number = self.posted;
-            let into = &[buffer.piece(0, location.length)];
-            let request = WorkRequest::new(number, Work::Read { into, from });
-            match queue.post(self.session.endpoint(), &request.keeping(&buffer)) {
-                Ok(()) => {
-                    self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
-                }
-                Err(Refusal::Invalid(_)) => return Err(UNREADABLE),
-                Err(_) => break,
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether locations wait for room.
-    pub fn has_unread(&self) -> bool {
-        let mut arriving = self.pulls.arriving.iter();
-        arriving.any(|it| matches!(it, Arriving::At(_)))
-    }
-
-    /// Takes fragments up to one that is being read; `ended` is the number of the read that has. Returns the messages that they
-    /// complete.
-    pub fn take_arrived(&mut self, ended: u64) -> Result<Vec<Vec<u8>>, &'static str> {
-        let mut whole = Vec::new();
-        loop {
-            let taken = match self.pulls.arriving.pop_front() {
-                Some(Arriving::InMessage(message)) => self.incoming.take(&message)?,
-                Some(Arriving::Read(number, location, buffer)) if number <= ended => {
-                    self.pulls.has_copied();
-                    let length = location.length;
-                    self.incoming.add(location.head, length as usize, |into| {
-                        buffer.append_to(length, into);
-                        Ok(())
-                    })?
-                }
-                Some(other) => {
-                    self.pulls.arriving.push_front(other);
-                    return Ok(whole);
-                }
-                None => return Ok(whole),
-            };
-            whole.extend(taken);
-        }
-    }
-
-    /// Posts what the peer has to learn about pulls; whether there was room for it.
-    pub fn post_owed(&mut self, queue: &mut Queue) -> bool {
-        while let Some(head) = self.pulls.owed() {
-            if self
-                .post_piece(queue, Source::Inline(&[]), head, None)
-                .is_err()
-            {
-                return false;
-            }
-            self.pulls.told();
-        }
-        true
-    }
-
-    /// Posts a fragment's location, if it is to be pulled. Returns its length; `None`: it is to be sent in a message.
-    fn post_pulled(
-        &mut self,
-        queue: &mut Queue,
-        bytes: &[u8],
-        at: usize,
-    ) -> Option<Result<usize, Refusal>> {
-        let (buffer, length) = self.pulls.fill(&bytes[at..])?;
-        let location = Location {
-            head: head(at, length, bytes.len()),
-            length: length as u32,
-            offset: buffer.describe(length as u32).offset,
-        };
-        let posted = self.post_piece(queue, Source::Inline(&location.encode()), LOCATION, None);
-        self.pulls.sent(buffer, posted.is_ok());
-        Some(posted.map(|()| length))
-    }
-
-    /// Posts a message from `at` on, and moves `at`.
-    pub fn post(
-        &mut self,
-        queue: &mut Queue,
-        pool: Option<&Pool>,
-        bytes: &[u8],
-        at: &mut usize,
-    ) -> Post {
-        let endpoint = self.session.endpoint();
-        let Some((longest, inline)) = queue.message_bytes(endpoint) else {
-            // It is lost, which the next poll reports.
-            return Post::Part;
-        };
-        if !self.post_owed(queue) {
-            return Post::Part;
-        }
-        loop {
-            match self.post_pulled(queue, bytes, *at) {
-                None => {}
-                Some(Err(_)) => return Post::Part,
-                Some(Ok(length)) => {
-                    *at += length;
-                    if *at == bytes.len() {
-                        return Post::All;
-                    }
-                    continue;
-                }
-            }
-            let length = (bytes.len() - *at).min(longest as usize);
-            let piece = &bytes[*at..*at + length];
-            let head = head(*at, length, bytes.len());
-            let posted = match (length <= inline as usize, pool) {
-                (true, _) => self.post_piece(queue, Source::Inline(piece), head, None),
-                (false, Some(pool)) => {
-                    let Some(buffer) = pool.allocate(length as u32) else {
-                        return Post::Part;
-                    };
-                    buffer.write(0, piece);
-                    let pieces = [buffer.piece(0, length as u32)];
-                    self.post_piece(queue, Source::Pieces(&pieces), head, Some(&buffer))
-                }
-                (false, None) => Err(Refusal::Invalid("no buffer is so large")),
-            };
-            if posted.is_err() {
-                return Post::Part;
-            }
-            *at += length;
-            if *at == bytes.len() {
-                return Post::All;
-            }
-        }
-    }
-
-    fn post_piece(
-        &mut self,
-        queue: &mut Queue,
-        from: Source<'_>,
-        head: u32,
-        keep: Option<&fabric::Buffer>,
-    ) -> Result<(), Refusal> {
-        let immediate = Some(head);
-        self.posted += 1;
-        let request = WorkRequest::new(self.posted, Work::Send { from, immediate });
-        match keep {
-            // Its end is to be known soon: then the buffer is free again.
-            Some(buffer) => queue.post(self.session.endpoint(), &request.keeping(buffer)),
-            None => queue.post(self.session.endpoint(), &request.quiet()),
         }
     }
 }

@@ -227,11 +227,11 @@ impl Messenger {
         let Some(found) = self.links[slot].link.as_deref_mut() else {
             return;
         };
-        if found.pulls.arriving.is_empty() {
+        if found.stream.pulls.arriving.is_empty() {
             return;
         }
-        let taken = found.take_arrived(ended);
-        if found.pulls.is_due() || found.has_unread() {
+        let taken = found.stream.take_arrived(ended);
+        if found.stream.pulls.is_due() || found.stream.has_unread() {
             self.fall_behind(slot);
         }
         match taken {
@@ -254,7 +254,7 @@ impl Messenger {
         let (Some(queue), Some(pool)) = (queue, lane.transfers.as_ref()) else {
             return;
         };
-        if let Err(what) = link.post_reads(queue, pool) {
+        if let Err(what) = link.stream.post_reads(queue, pool) {
             self.end(slot, Reason::Fragment(what), events);
         }
     }
@@ -307,7 +307,7 @@ impl Link {
         transports: &mut Transports,
         provider: Provider,
     ) -> Result<(), control::Error> {
-        self.pulls.offered(None);
+        self.stream.pulls.offered(None);
         let device = transports.device(provider);
         let pool = device.and_then(|device| Pool::new(device, &pull::CLASSES, Access::READ).ok());
         let (Some(pool), Some(queue)) = (pool, transports.queue(provider)) else {
@@ -316,7 +316,7 @@ impl Link {
         let endpoint = self.session.endpoint();
         match self.session.export(queue, pull::POOL, pool.registration()) {
             Ok(()) => {
-                self.pulls.offered(Some(&pool));
+                self.stream.pulls.offered(Some(&pool));
                 Ok(())
             }
             // Nothing was sent, or only the control connection has ended.
@@ -384,8 +384,8 @@ impl Link {
                 immediate: None,
             },
         };
-        self.posted += 1;
-        let request = WorkRequest::new(self.posted, operation);
+        self.stream.posted += 1;
+        let request = WorkRequest::new(self.stream.posted, operation);
         let posted = match &buffer {
             Some(buffer) => queue.post(endpoint, &request.keeping(buffer)),
             None => queue.post(endpoint, &request),
@@ -398,7 +398,7 @@ impl Link {
                     id: transfer.id,
                     into: into.map(|buffer| (buffer, length as u32)),
                 };
-                self.transfers.posted.insert(self.posted, posted);
+                self.transfers.posted.insert(self.stream.posted, posted);
                 Attempt::Posted
             }
             Err(Refusal::Held) => Attempt::Held,

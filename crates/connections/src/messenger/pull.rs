@@ -44,7 +44,8 @@ pub const CLASSES: [Class; 2] = [
         count: 8,
     },
 ];
-const LONGEST: u32 = 256 << 10;
+/// Bytes of the longest fragment that is pulled.
+pub const LONGEST: u32 = 256 << 10;
 /// Buffers of a link.
 pub const BUFFERS: usize = (CLASSES[0].count + CLASSES[1].count) as usize;
 /// Copied fragments that are reported without a message to the peer.
@@ -149,6 +150,30 @@ fn give_back(own: &mut Option<[Taken; CLASSES.len()]>, buffer: Buffer) {
     }
 }
 
+/// A rule of pulls that a test breaks on purpose, to see that the simulation notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// A fragment is reported as copied when its read is posted.
+    ReportBeforeRead,
+    /// A fragment is taken out of the buffer of its read, though only an earlier read has completed.
+    TakeBeforeRead,
+    /// A fragment in a message is taken while a read before it has not completed.
+    OvertakeRead,
+    /// The sender fills its oldest buffer again, though the peer has not reported it.
+    ReuseUnreported,
+}
+
+#[cfg(feature = "defects")]
+impl Defect {
+    /// All rules of pulls that tests break.
+    pub const ALL: [Defect; 4] = [
+        Defect::ReportBeforeRead,
+        Defect::TakeBeforeRead,
+        Defect::OvertakeRead,
+        Defect::ReuseUnreported,
+    ];
+}
+
 /// The pulls of one link, both ways.
 #[derive(Default)]
 pub struct Pulls {
@@ -176,9 +201,23 @@ pub struct Pulls {
     copied: u32,
     /// Fragments copied by this side.
     pub copied_in_all: u64,
+    /// The rule that is broken.
+    #[cfg(feature = "defects")]
+    pub broken: Option<Defect>,
 }
 
 impl Pulls {
+    /// Whether this rule is broken. Without the feature `defects` none can be.
+    pub fn has(&self, defect: Defect) -> bool {
+        #[cfg(feature = "defects")]
+        return self.broken == Some(defect);
+        #[cfg(not(feature = "defects"))]
+        {
+            let _ = defect;
+            false
+        }
+    }
+
     /// Whether a message of this length is the first one to be pulled, so that a pool is to be made.
     pub fn wants_pool(&self, length: usize) -> bool {
         length >= PULL_MIN && !self.is_offered
@@ -247,12 +286,22 @@ impl Pulls {
         let buffer = match self.filled.take() {
             Some(buffer) => buffer,
             None => {
-                let buffer = own[class_of(length)].allocate()?;
+                let unused = own[class_of(length)].allocate();
+                let buffer = unused.or_else(|| self.unreported_buffer(length))?;
                 buffer.write(0, &rest[..length]);
                 buffer
             }
         };
         Some((buffer, length))
+    }
+
+    /// The oldest buffer that the peer has not reported, for a sender that breaks the rule.
+    fn unreported_buffer(&self, length: usize) -> Option<Buffer> {
+        let holds = |buffer: &&Buffer| buffer.capacity() as usize >= length;
+        let oldest = self.lent.iter().find(holds);
+        oldest
+            .filter(|_| self.has(Defect::ReuseUnreported))
+            .cloned()
     }
 
     /// The location of a filled buffer was sent, or could not be: then the same bytes are to be sent next.

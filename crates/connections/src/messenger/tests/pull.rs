@@ -51,7 +51,7 @@ fn messages_stay_in_order_while_fragments_are_read() {
     for _ in 0..20 {
         send_all(&mut pair);
     }
-    let pulled = link(&mut pair.far, pair.to_near).pulls.copied_in_all;
+    let pulled = link(&mut pair.far, pair.to_near).stream.pulls.copied_in_all;
     assert!(pulled > 200, "{pulled}");
 }
 
@@ -63,7 +63,7 @@ fn long_messages_are_pulled_where_reads_are_immediate() {
         for _ in 0..30 {
             send_all(&mut pair);
         }
-        let pulled = link(&mut pair.far, pair.to_near).pulls.copied_in_all;
+        let pulled = link(&mut pair.far, pair.to_near).stream.pulls.copied_in_all;
         match provider {
             // The buffers are fewer than the fragments, so that some travel in messages.
             Provider::Shm => assert!(pulled > 300, "{pulled}"),
@@ -78,7 +78,7 @@ fn a_lent_buffer_is_not_used_before_the_peer_has_copied_it() {
     send_all(&mut pair);
     send_all(&mut pair);
     // The far side sends nothing by which it would report the last buffers.
-    let lent = link(&mut pair.near, pair.to_far).pulls.lent();
+    let lent = link(&mut pair.near, pair.to_far).stream.pulls.lent();
     assert!((1..4).contains(&lent), "{lent}");
     pair.far.send(pair.to_near, &message(0, 10)).unwrap();
     pair.far.submit();
@@ -86,7 +86,7 @@ fn a_lent_buffer_is_not_used_before_the_peer_has_copied_it() {
     while events.is_empty() {
         pair.near.wait(&mut events, LONG);
     }
-    assert_eq!(link(&mut pair.near, pair.to_far).pulls.lent(), 0);
+    assert_eq!(link(&mut pair.near, pair.to_far).stream.pulls.lent(), 0);
 }
 
 /// Explicit use of a pool (B2).
@@ -158,7 +158,7 @@ fn a_peer_that_lies_about_pulls_is_lost() {
                 let Pair { far, to_near, .. } = &mut pair;
                 offer(far, *to_near, provider);
                 let start = Instant::now();
-                while !link(&mut pair.far, pair.to_near).pulls.is_taken() {
+                while !link(&mut pair.far, pair.to_near).stream.pulls.is_taken() {
                     pair.far.poll(&mut Vec::new());
                     pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
                     assert!(start.elapsed() < LONG);
@@ -191,7 +191,7 @@ fn a_peer_that_describes_more_buffers_than_it_has_is_lost() {
     let Pair { far, to_near, .. } = &mut pair;
     offer(far, *to_near, provider);
     let start = Instant::now();
-    while !link(&mut pair.far, pair.to_near).pulls.is_taken() {
+    while !link(&mut pair.far, pair.to_near).stream.pulls.is_taken() {
         pair.far.poll(&mut Vec::new());
         pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
         assert!(start.elapsed() < LONG);
@@ -234,9 +234,12 @@ fn a_pulled_message_arrives_though_its_sender_has_ended() {
     send_all(&mut pair);
     send_all(&mut pair);
     let sent = message(1, 64 << 10);
-    let before = link(&mut pair.near, pair.to_far).pulls.lent();
+    let before = link(&mut pair.near, pair.to_far).stream.pulls.lent();
     pair.near.send(pair.to_far, &sent).unwrap();
-    assert_eq!(link(&mut pair.near, pair.to_far).pulls.lent(), before + 1);
+    assert_eq!(
+        link(&mut pair.near, pair.to_far).stream.pulls.lent(),
+        before + 1
+    );
     pair.near.submit();
     let to_near = pair.to_near;
     let endpoint = link(&mut pair.near, pair.to_far).session.endpoint();

@@ -1,0 +1,134 @@
+//! One side of an endpoint without a control connection: the lab runs pulls over a simulated network by it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::pull::{CLASSES, LONGEST};
+pub use super::pull::{Defect, PULL_MIN};
+use super::stream::Stream;
+use fabric::buffers::Class;
+use fabric::{
+    Access, Device, Error, Event, Export, Parameters, Peer, Pool, Queue, QueueOptions,
+    RemoteRegion, Role,
+};
+
+/// One side of an endpoint, and its messages.
+pub struct Side {
+    device: Arc<dyn Device>,
+    queue: Queue,
+    stream: Stream,
+    /// The peer's pool, which is used from when the peer's stream has announced it.
+    exported: Option<RemoteRegion>,
+    /// Buffers into which fragments are read.
+    reads: Pool,
+}
+
+impl Side {
+    /// Returns a side that reads at most `reads` fragments at once, and what its peer needs to join it.
+    ///
+    /// # Errors
+    /// As [`Queue::open`].
+    pub fn new(device: Arc<dyn Device>, reads: u32) -> Result<(Side, Parameters), Error> {
+        let options = QueueOptions {
+            message_bytes: 16 << 10,
+            ..QueueOptions::default()
+        };
+        let mut queue = Queue::open(&*device, options)?;
+        let (endpoint, parameters) = queue.offer()?;
+        let class = Class {
+            bytes: LONGEST,
+            count: reads,
+        };
+        let side = Side {
+            reads: Pool::for_reads(&*device, &[class])?,
+            stream: Stream::new(endpoint),
+            device,
+            queue,
+            exported: None,
+        };
+        Ok((side, parameters))
+    }
+
+    /// Breaks a rule of pulls.
+    pub fn with_defect(mut self, defect: Option<Defect>) -> Side {
+        self.stream.pulls.broken = defect;
+        self
+    }
+
+    /// Joins this side to its peer's.
+    ///
+    /// # Errors
+    /// As [`Queue::accept`].
+    pub fn join(&mut self, role: Role, parameters: Parameters) -> Result<(), Error> {
+        let peer = Peer {
+            parameters,
+            address: None,
+            process: None,
+        };
+        self.queue.accept(self.stream.endpoint, role, peer)
+    }
+
+    /// Makes the pool from which the peer pulls. Returns its export, to be given to [`Side::import`] of the peer.
+    ///
+    /// # Errors
+    /// As [`Pool::new`] and [`Queue::export`].
+    pub fn offer_pool(&mut self) -> Result<Export, Error> {
+        let pool = Pool::new(&*self.device, &CLASSES, Access::READ)?;
+        self.stream.pulls.offered(Some(&pool));
+        self.queue.export(self.stream.endpoint, pool.registration())
+    }
+
+    /// Takes the export of the peer's pool.
+    ///
+    /// # Errors
+    /// As [`Queue::import`].
+    pub fn import(&mut self, export: Export) -> Result<(), Error> {
+        let region = self.queue.import(self.stream.endpoint, export)?;
+        self.exported = Some(region);
+        Ok(())
+    }
+
+    /// Sends a message with the next poll, or later.
+    pub fn send(&mut self, bytes: Bytes) {
+        self.stream.keep(bytes, 0);
+    }
+
+    /// Does what a messenger does in a poll. Returns the messages that are complete.
+    ///
+    /// # Errors
+    /// Why the link would end.
+    pub fn poll(&mut self) -> Result<Vec<Vec<u8>>, String> {
+        let Side { queue, stream, .. } = self;
+        let (mut events, mut whole) = (Vec::new(), Vec::new());
+        queue.poll(&mut events);
+        for event in events {
+            match event {
+                Event::Message(message) => {
+                    let taken = stream.take(queue, message);
+                    whole.extend(taken.map_err(|reason| reason.to_string())?);
+                }
+                Event::Done(completion) => {
+                    completion.outcome.map_err(|failure| failure.to_string())?;
+                    whole.extend(stream.take_arrived(completion.id.0)?);
+                }
+                Event::Lost(_, failure) => return Err(failure.to_string()),
+            }
+        }
+        if std::mem::take(&mut stream.pulls.is_announced) {
+            let region = self.exported.ok_or("no pool was exported")?;
+            stream.pulls.imported(region);
+        }
+        if stream.has_unread() {
+            stream.post_reads(queue, &self.reads)?;
+        }
+        stream.catch_up(queue, None);
+        queue.submit();
+        Ok(whole)
+    }
+
+    /// Returns the number of fragments that this side has pulled.
+    pub fn pulled(&self) -> u64 {
+        self.stream.pulls.copied_in_all
+    }
+}

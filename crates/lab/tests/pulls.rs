@@ -1,0 +1,131 @@
+//! Pulls of long messages over a simulated network, on seeded schedules; and the rules of pulls broken on purpose.
+//!
+//! A read takes a while, and both sides go on meanwhile. Each message must arrive whole, once and in order.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use connections::messenger::simulation::{Defect, PULL_MIN, Side};
+use fabric::{Error, Role};
+use fabric_simulation::simulated::{Network, NetworkOptions};
+use operations::Bytes;
+use pmem::Random;
+
+/// Runs without a broken rule.
+const SEEDS: u64 = 60;
+/// Runs among which each broken rule must be found.
+const SEEDS_PER_DEFECT: u64 = 200;
+/// Messages of a run, each way.
+const MESSAGES: usize = 40;
+/// Steps after which a run is stuck.
+const STEPS_MAX: usize = 200_000;
+
+/// One side, and what goes each way.
+struct Party {
+    side: Side,
+    to_send: VecDeque<Bytes>,
+    /// What arrives here, as the peer has sent it.
+    expected: VecDeque<Bytes>,
+}
+
+impl Party {
+    /// Sends or polls. Checks the messages that arrive.
+    fn step(&mut self, random: &mut Random) -> Result<(), String> {
+        if random.below(3) == 0
+            && let Some(bytes) = self.to_send.pop_front()
+        {
+            self.side.send(bytes);
+            return Ok(());
+        }
+        for received in self.side.poll()? {
+            match self.expected.pop_front() {
+                Some(sent) if sent == received => {}
+                Some(sent) => {
+                    let is_other = |(one, other): (&u8, &u8)| one != other;
+                    let at = sent.iter().zip(&received).position(is_other);
+                    let lengths = (sent.len(), received.len());
+                    return Err(format!("other bytes from {at:?} on, lengths {lengths:?}"));
+                }
+                None => return Err("more messages than were sent".into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The messages of one direction: about half of them are pulled, some in many fragments.
+fn messages(random: &mut Random) -> VecDeque<Bytes> {
+    let mut one = |number: usize| {
+        let length = match random.below(10) {
+            0..5 => random.below(PULL_MIN),
+            5..9 => random.between(PULL_MIN as u64, 80 << 10) as usize,
+            _ => random.below(2 << 20),
+        };
+        // Two messages differ at each offset.
+        let byte = |at: usize| (at % 251 + number) as u8;
+        (0..length).map(byte).collect()
+    };
+    (0..MESSAGES).map(&mut one).collect()
+}
+
+fn join(seed: u64, reads: u32, defect: Option<Defect>) -> Result<[Side; 2], Error> {
+    let network = Network::new(seed, NetworkOptions::default());
+    let (near, of_near) = Side::new(network.device(), reads)?;
+    let (far, of_far) = Side::new(network.device(), reads)?;
+    let [mut near, mut far] = [near, far].map(|side| side.with_defect(defect));
+    far.join(Role::Listener, of_near)?;
+    near.join(Role::Dialer, of_far)?;
+    near.import(far.offer_pool()?)?;
+    far.import(near.offer_pool()?)?;
+    Ok([near, far])
+}
+
+/// Runs a schedule. Returns the number of fragments that were pulled, or what is wrong.
+fn run(seed: u64, defect: Option<Defect>) -> Result<u64, String> {
+    let mut random = Random::new(seed);
+    let reads = 1 + random.below(4) as u32;
+    let sides = join(seed, reads, defect).map_err(|error| error.to_string())?;
+    let sent = [(); 2].map(|()| messages(&mut random));
+    let [to_far, to_near] = sent;
+    let mut parties = sides.map(|side| Party {
+        side,
+        to_send: VecDeque::new(),
+        expected: VecDeque::new(),
+    });
+    (parties[0].expected, parties[1].expected) = (to_near.clone(), to_far.clone());
+    (parties[0].to_send, parties[1].to_send) = (to_far, to_near);
+    for _ in 0..STEPS_MAX {
+        let index = random.below(2);
+        parties[index].step(&mut random)?;
+        if parties.iter().all(|party| party.expected.is_empty()) {
+            return Ok(parties.iter().map(|party| party.side.pulled()).sum());
+        }
+    }
+    let missing = parties.map(|party| party.expected.len());
+    Err(format!(
+        "messages that do not arrive, each way: {missing:?}"
+    ))
+}
+
+#[test]
+fn messages_arrive_whole_and_in_order_on_any_schedule() {
+    let mut pulled = 0;
+    for seed in 0..SEEDS {
+        let ended = run(seed, None);
+        pulled += ended.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    println!("{pulled} fragments were pulled");
+    assert!(pulled > SEEDS * MESSAGES as u64 / 2);
+}
+
+#[test]
+fn each_broken_rule_of_pulls_is_found() {
+    for defect in Defect::ALL {
+        let mut seeds = 0..SEEDS_PER_DEFECT;
+        let found = seeds.find_map(|seed| Some((seed, run(seed, Some(defect)).err()?)));
+        match found {
+            Some((seed, error)) => println!("{defect:?} is found by seed {seed}: {error}"),
+            None => panic!("{defect:?} is not found"),
+        }
+    }
+}
