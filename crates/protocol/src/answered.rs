@@ -52,7 +52,7 @@ struct File {
     /// The primary has a file that is this long at least.
     length: u64,
     pieces: Pieces,
-    sending: Pieces,
+    sending: Pieces<Bytes>,
     /// When the oldest piece was written that is not being sent.
     since: u64,
     drop_privileges: Option<bool>,
@@ -201,10 +201,10 @@ impl Answered {
         if known.pieces.is_empty() {
             known.drop_privileges = None;
         }
-        let write = |(offset, data): (u64, &[u8])| Operation::Write {
+        let write = |(offset, data): (u64, &Bytes)| Operation::Write {
             file,
             at: WriteAt::Offset(offset),
-            data: Bytes::copy_from_slice(data),
+            data: data.clone(),
             drop_privileges,
         };
         Some(Taken {
@@ -223,9 +223,10 @@ impl Answered {
         let sent = std::mem::take(&mut known.sending);
         if again && error == Some(ErrorCode::SessionEnded) {
             self.bytes -= known.pieces.bytes();
-            let newer = std::mem::replace(&mut known.pieces, sent);
-            newer
-                .iter()
+            let newer = std::mem::take(&mut known.pieces);
+            let all = sent.iter().map(|(at, data)| (at, &data[..]));
+            let newer = newer.iter().map(|(at, data)| (at, &data[..]));
+            all.chain(newer)
                 .for_each(|(at, data)| known.pieces.put(at, data));
             self.bytes += known.pieces.bytes();
             return;
@@ -501,6 +502,24 @@ mod tests {
         assert!(!answered.write(5, FILE, END_MAX, b"too long", None));
         answered.close(FILE);
         assert!(!answered.write(5, FILE, 0, b"closed", None));
+    }
+
+    #[test]
+    fn requests_share_the_data_of_answered_writes() {
+        let mut answered = Answered::default();
+        answered.granted(FILE, owned(7, 100), 0);
+        assert!(answered.write(1, FILE, 0, &[1; 3000], None));
+        assert!(answered.write(1, FILE, 3000, &[2; 5000], None));
+        let address = |data: &[u8]| data.as_ptr();
+        let known = answered.files.get(&FILE.inode).expect("a file");
+        let cached = known.pieces.iter().map(|(_, data)| address(data));
+        let cached: Vec<_> = cached.collect();
+        let taken = answered.take(FILE, usize::MAX).expect("there are writes");
+        let sent = taken.writes.iter().map(|write| match write {
+            Operation::Write { data, .. } => address(data),
+            other => panic!("{other:?}"),
+        });
+        assert!(cached.into_iter().eq(sent), "no copy is made");
     }
 
     #[test]

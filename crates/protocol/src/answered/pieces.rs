@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use operations::Bytes;
+
 /// Longest part, in bytes. Every pool takes so much as one change.
 pub(super) const PART_MAX: usize = 64 << 10;
 
@@ -10,14 +12,15 @@ const PART_OVERHEAD: usize = 128;
 /// Parts that are taken at a time, at most.
 const TAKEN_MAX: usize = 256;
 
-/// Written parts by offset. They do not overlap, and none crosses a multiple of [`PART_MAX`]: each is one write.
+/// Written parts by offset. They do not overlap, and none crosses a multiple of [`PART_MAX`]: each is one write. Parts that are
+/// being sent are [`Bytes`], which their requests share.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
-    by_offset: BTreeMap<u64, Vec<u8>>,
+pub(super) struct Pieces<D = Vec<u8>> {
+    by_offset: BTreeMap<u64, D>,
     bytes: usize,
 }
 
-impl Pieces {
+impl<D: AsRef<[u8]>> Pieces<D> {
     pub fn is_empty(&self) -> bool {
         self.by_offset.is_empty()
     }
@@ -30,16 +33,25 @@ impl Pieces {
     /// End of the last part.
     pub fn end(&self) -> u64 {
         let last = self.by_offset.last_key_value();
-        last.map_or(0, |(offset, data)| offset + data.len() as u64)
+        last.map_or(0, |(offset, data)| offset + data.as_ref().len() as u64)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &D)> {
         let parts = self.by_offset.iter();
-        parts.map(|(offset, data)| (*offset, &data[..]))
+        parts.map(|(offset, data)| (*offset, data))
     }
 
-    /// Takes the first parts, until they have so many bytes, or are many.
-    pub fn take(&mut self, most: usize) -> Pieces {
+    /// Whether there is data in a range.
+    pub fn touches(&self, start: u64, end: u64) -> bool {
+        let last = self.by_offset.range(..end).next_back();
+        let reaches = |(offset, data): (&u64, &D)| offset + data.as_ref().len() as u64 > start;
+        start < end && last.is_some_and(reaches)
+    }
+}
+
+impl Pieces {
+    /// Takes the first parts, until they have so many bytes, or are many. Their data is not copied.
+    pub fn take(&mut self, most: usize) -> Pieces<Bytes> {
         let mut taken = Pieces::default();
         while taken.bytes() < most && taken.by_offset.len() < TAKEN_MAX {
             let Some((offset, data)) = self.by_offset.pop_first() else {
@@ -47,7 +59,7 @@ impl Pieces {
             };
             self.bytes -= data.len();
             taken.bytes += data.len();
-            taken.by_offset.insert(offset, data);
+            taken.by_offset.insert(offset, data.into());
         }
         taken
     }
@@ -92,12 +104,6 @@ impl Pieces {
         next.map(|(offset, _)| (*offset, end))
     }
 
-    /// Whether there is data in a range.
-    pub fn touches(&self, start: u64, end: u64) -> bool {
-        let last = self.by_offset.range(..end).next_back();
-        start < end && last.is_some_and(|(offset, data)| offset + data.len() as u64 > start)
-    }
-
     /// The data of a range, if one part has all of it.
     pub fn get(&self, offset: u64, length: usize) -> Option<Vec<u8>> {
         let (start, data) = self.by_offset.range(..=offset).next_back()?;
@@ -123,7 +129,7 @@ mod tests {
         ] {
             pieces.put(offset, data.as_bytes());
         }
-        let parts: Vec<(u64, &[u8])> = pieces.iter().collect();
+        let parts: Vec<(u64, &[u8])> = pieces.iter().map(|(at, it)| (at, &it[..])).collect();
         assert_eq!(parts, [(9, &b"eaaaccccccccbbb"[..]), (30, &b"d"[..])]);
         assert_eq!((pieces.bytes, pieces.end()), (16, 31));
         pieces.put(10, b"xx");
