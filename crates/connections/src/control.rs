@@ -139,28 +139,28 @@ impl Local {
     }
 
     /// Whether this node continues with a peer that sends this, and with a certificate that names `node`.
-    fn judge(&self, who: &str, hello: &Hello, node: Option<&str>) -> Result<(), Error> {
-        let who = who.to_string();
+    fn judge(&self, peer: &str, hello: &Hello, node: Option<&str>) -> Result<(), Error> {
+        let peer = peer.to_string();
         if VERSIONS.common(hello.versions).is_none() {
-            return Err(Error::versions(&who, VERSIONS, hello.versions));
+            return Err(Error::versions(&peer, VERSIONS, hello.versions));
         }
         if hello.messages != self.options.messages {
             return Err(Error::Messages {
-                who,
+                peer,
                 own: self.options.messages,
                 theirs: hello.messages,
             });
         }
         if hello.cluster != self.identity.cluster {
             return Err(Error::Cluster {
-                who,
+                peer,
                 own: crate::keys::show_identity(&self.identity.cluster),
                 theirs: crate::keys::show_identity(&hello.cluster),
             });
         }
         match node {
             Some(node) if node != hello.node => Err(Error::Stranger {
-                who,
+                peer,
                 reason: format!(
                     "it says that it is {}, and its certificate {node}",
                     hello.node
@@ -171,12 +171,12 @@ impl Local {
     }
 
     /// The node that a certificate is of; its authority was checked before.
-    fn node_in(&self, who: &str, channel: &channel::Channel) -> Result<String, Error> {
+    fn node_in(&self, peer: &str, channel: &channel::Channel) -> Result<String, Error> {
         let names = channel.certificate().and_then(crate::keys::names_in);
         match names {
             Some((cluster, Some(node))) if cluster == self.identity.cluster => Ok(node),
             _ => Err(Error::Stranger {
-                who: who.into(),
+                peer: peer.into(),
                 reason: "its certificate is not a node's of this cluster; issue another with `tako keys issue`".into(),
             }),
         }

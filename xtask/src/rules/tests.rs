@@ -330,7 +330,7 @@ fn a_link_to_no_decision_is_found() {
 #[test]
 fn components_called_by_words_for_people_are_found() {
     let text = "//! Waits.\n// Whoever waits is woken.\n// The user who waits.\n/// A file whose name ends.\nfn f() {}\n";
-    let code = "fn f(who: &str) {\n    g(\"{who} waits for nobody\");\n}\n";
+    let code = "fn f(who: &str) {\n    g(\"it waits for nobody\");\n    g(\"{who} waits\");\n}\n";
     expect(
         clean()
             .with("scripts/demo.sh", text)
@@ -339,6 +339,7 @@ fn components_called_by_words_for_people_are_found() {
             "scripts/demo.sh:2: \"whoever\" stands for a component; name it",
             "scripts/demo.sh:4: \"whose\" stands for a component; name it",
             "crates/store/src/ring.rs:2: \"nobody\" stands for a component; name it",
+            "crates/store/src/ring.rs:3: \"who\" stands for a component; name it",
         ],
     );
 }

@@ -36,27 +36,16 @@ pub fn components_are_named(tree: &Tree) -> Vec<Violation> {
     all
 }
 
-/// The lines of a file without its code, and without the names that format strings contain.
+/// The lines of a file without its code.
 fn prose(file: &File) -> impl Iterator<Item = String> {
     let mut code = file.code.lines();
     file.text.lines().map(move |line| {
         let code = code.next().unwrap_or_default().chars();
         let blank = code.chain(std::iter::repeat(' '));
         let text = line.chars().zip(blank);
-        let text: String = text
-            .map(|(text, code)| if code == ' ' { text } else { ' ' })
-            .collect();
-        without_placeholders(&text)
+        text.map(|(text, code)| if code == ' ' { text } else { ' ' })
+            .collect()
     })
-}
-
-fn without_placeholders(text: &str) -> String {
-    let mut parts = text.split('{');
-    let mut kept = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        kept += part.split_once('}').map_or(part, |(_, after)| after);
-    }
-    kept
 }
 
 /// A test's name states a property, not a riddle.

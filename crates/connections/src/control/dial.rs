@@ -91,7 +91,7 @@ impl Reached {
         dialed.send(&own, Vec::new())?;
         let offers = local
             .offers
-            .towards(dialed.peer.address.map(|address| address.ip()));
+            .towards(dialed.identity.address.map(|address| address.ip()));
         let own = Side {
             node: &local.identity.node,
             offers: &offers,
@@ -114,7 +114,7 @@ impl Reached {
         let queue = queue_of(queues, self.choice.provider, "this node");
         let offered = queue.and_then(|queue| {
             queue.offer().map_err(|source| Error::Endpoint {
-                who: self.dialed.who.clone(),
+                peer: self.dialed.peer.clone(),
                 source,
             })
         });
@@ -171,12 +171,12 @@ impl Answered {
         let queue = queue_of(queues, self.choice.provider, "this node")?;
         let peer = Peer {
             parameters: self.theirs,
-            address: self.dialed.peer.address.map(|address| address.ip()),
+            address: self.dialed.identity.address.map(|address| address.ip()),
             process: self.dialed.process.take(),
         };
         let accepted = queue.accept(self.endpoint, Role::Dialer, peer);
-        let who = self.dialed.who.clone();
-        let accepted = accepted.map_err(|source| Error::Endpoint { who, source });
+        let peer = self.dialed.peer.clone();
+        let accepted = accepted.map_err(|source| Error::Endpoint { peer, source });
         let ready = accepted.and_then(|()| self.dialed.send(&Message::Ready, Vec::new()));
         if let Err(error) = ready {
             queue.close(self.endpoint);
@@ -184,7 +184,7 @@ impl Answered {
         }
         Ok(PeerSession::new(
             self.dialed.channel,
-            (self.dialed.peer, self.dialed.who),
+            (self.dialed.identity, self.dialed.peer),
             (self.choice, self.endpoint),
             self.dialed.step_timeout,
             None,
@@ -196,8 +196,8 @@ impl Answered {
 #[derive(Debug)]
 struct Dialed {
     channel: Channel,
-    who: String,
-    peer: PeerIdentity,
+    peer: String,
+    identity: PeerIdentity,
     process: Option<OwnedFd>,
     hello: Hello,
     step_timeout: Duration,
@@ -205,22 +205,22 @@ struct Dialed {
 
 impl Dialed {
     fn reach(address: &Address, node: Option<&str>, local: &Local) -> Result<Dialed, Error> {
-        let who = address.to_string();
+        let peer = address.to_string();
         let step_timeout = local.options.step_timeout;
         let (mut channel, mut process) = connect(address, local)?;
         let proved = match process {
             Some(_) => None,
             None => {
-                authenticate(&mut channel, &who, step_timeout)?;
-                Some(local.node_in(&who, &channel)?)
+                authenticate(&mut channel, &peer, step_timeout)?;
+                Some(local.node_in(&peer, &channel)?)
             }
         };
         let step = "say hello";
-        let hello = match wait(&mut channel, &who, step_timeout, step)? {
+        let hello = match wait(&mut channel, &peer, step_timeout, step)? {
             (Message::Hello(hello), _) => hello,
-            (message, _) => return Err(out_of_turn(&message, &who)),
+            (message, _) => return Err(out_of_turn(&message, &peer)),
         };
-        let judged = local.judge(&who, &hello, proved.as_deref());
+        let judged = local.judge(&peer, &hello, proved.as_deref());
         if let Err(error) = judged {
             // The other side detects the error by itself.
             let own = Message::Hello(local.hello(Vec::new()));
@@ -230,12 +230,12 @@ impl Dialed {
         }
         if let Some(expected) = node.filter(|expected| *expected != hello.node) {
             return Err(Error::Node {
-                who,
+                peer,
                 expected: expected.into(),
                 found: hello.node,
             });
         }
-        let peer = PeerIdentity {
+        let identity = PeerIdentity {
             node: hello.node.clone(),
             process: process.as_ref().map(|process| process.number),
             address: match address {
@@ -246,11 +246,11 @@ impl Dialed {
         let confirmed = process
             .as_mut()
             .map(|process| process.confirm(hello.started));
-        let process = confirmed.transpose().map_err(|_| unknown_process(&who))?;
+        let process = confirmed.transpose().map_err(|_| unknown_process(&peer))?;
         Ok(Dialed {
-            who: peer.to_string(),
+            peer: identity.to_string(),
             channel,
-            peer,
+            identity,
             process,
             hello,
             step_timeout,
@@ -259,7 +259,7 @@ impl Dialed {
 
     /// Connects by a Unix socket instead, if that reaches the same process and is of use.
     fn come_nearer(&mut self, local: &Local) -> Connectivity {
-        if self.peer.process.is_some() {
+        if self.identity.process.is_some() {
             return Connectivity::UnixSocket;
         }
         let node = &self.hello.node;
@@ -299,11 +299,11 @@ impl Dialed {
         self.send(&Message::Offer(Hidden(own.bytes)), own.descriptors)?;
         let parameters = match self.wait("make its side of an endpoint")? {
             (Message::Offer(Hidden(bytes)), descriptors) => Parameters { bytes, descriptors },
-            (message, _) => return Err(out_of_turn(&message, &self.who)),
+            (message, _) => return Err(out_of_turn(&message, &self.peer)),
         };
         match self.wait("join its side of an endpoint")? {
             (Message::Ready, _) => Ok(parameters),
-            (message, _) => Err(out_of_turn(&message, &self.who)),
+            (message, _) => Err(out_of_turn(&message, &self.peer)),
         }
     }
 
@@ -318,21 +318,21 @@ impl Dialed {
             &mut self.channel,
             message,
             descriptors,
-            &self.who,
+            &self.peer,
             self.step_timeout,
         )
     }
 
     fn wait(&mut self, step: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
-        wait(&mut self.channel, &self.who, self.step_timeout, step)
+        wait(&mut self.channel, &self.peer, self.step_timeout, step)
     }
 }
 
 fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>), Error> {
-    let who = address.to_string();
+    let peer = address.to_string();
     let timeout = local.options.step_timeout;
     let unreachable = |source| Error::Unreachable {
-        who: who.clone(),
+        peer: peer.clone(),
         source,
     };
     match address {
@@ -342,7 +342,7 @@ fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>
             if !process.may_connect() {
                 let user = process.user;
                 return Err(Error::Stranger {
-                    who,
+                    peer,
                     reason: format!("it is run by user {user}; run both as one user"),
                 });
             }
@@ -350,12 +350,12 @@ fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>
         }
         Address::Tcp(address) => {
             let Some(tls) = local.identity.tls() else {
-                return Err(Error::NoKeys { address: who });
+                return Err(Error::NoKeys { address: peer });
             };
             let socket = TcpStream::connect_timeout(address, timeout).map_err(unreachable)?;
             let channel = Channel::dialing(socket, &tls.client, tls.name.clone());
             let step = "prove its identity";
-            let channel = channel.map_err(|trouble| Error::of(trouble, &who, step))?;
+            let channel = channel.map_err(|trouble| Error::of(trouble, &peer, step))?;
             Ok((channel, None))
         }
     }
@@ -370,38 +370,38 @@ pub(super) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStr
     Ok(socket.into())
 }
 
-fn authenticate(channel: &mut Channel, who: &str, timeout: Duration) -> Result<(), Error> {
+fn authenticate(channel: &mut Channel, peer: &str, timeout: Duration) -> Result<(), Error> {
     let step = "prove its identity";
-    let of = |trouble| Error::of(trouble, who, step);
+    let of = |trouble| Error::of(trouble, peer, step);
     let deadline = deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         if channel.authenticate().map_err(of)? {
             return Ok(());
         }
-        until(channel, deadline, who, step)?;
+        until(channel, deadline, peer, step)?;
     }
 }
 
 /// The next message, if it comes in time.
 fn wait(
     channel: &mut Channel,
-    who: &str,
+    peer: &str,
     timeout: Duration,
     step: &'static str,
 ) -> Result<(Message, Vec<OwnedFd>), Error> {
-    let of = |trouble| Error::of(trouble, who, step);
+    let of = |trouble| Error::of(trouble, peer, step);
     let deadline = deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         match channel.next().map_err(of)? {
             Some((Message::Refused(reason), _)) => {
-                let who = who.into();
-                return Err(Error::Refused { who, reason });
+                let peer = peer.into();
+                return Err(Error::Refused { peer, reason });
             }
             Some((Message::Goodbye, _)) => return Err(of(Trouble::Closed)),
             Some(found) => return Ok(found),
-            None => until(channel, deadline, who, step)?,
+            None => until(channel, deadline, peer, step)?,
         }
     }
 }
@@ -411,15 +411,15 @@ fn send(
     channel: &mut Channel,
     message: &Message,
     descriptors: Vec<OwnedFd>,
-    who: &str,
+    peer: &str,
     timeout: Duration,
 ) -> Result<(), Error> {
     let step = "take a message";
-    let of = |trouble| Error::of(trouble, who, step);
+    let of = |trouble| Error::of(trouble, peer, step);
     let deadline = deadline(timeout);
     channel.send(message, descriptors).map_err(of)?;
     while !channel.flush().map_err(of)? {
-        let left = left(deadline, who, step)?;
+        let left = left(deadline, peer, step)?;
         process::wait_for(channel, rustix::event::PollFlags::OUT, left)
             .map_err(|error| of(Trouble::System(error)))?;
     }
@@ -427,17 +427,22 @@ fn send(
 }
 
 /// Waits until the channel can continue.
-fn until(channel: &Channel, deadline: Instant, who: &str, step: &'static str) -> Result<(), Error> {
-    let left = left(deadline, who, step)?;
+fn until(
+    channel: &Channel,
+    deadline: Instant,
+    peer: &str,
+    step: &'static str,
+) -> Result<(), Error> {
+    let left = left(deadline, peer, step)?;
     process::wait_for(channel, channel.interest(), left)
-        .map_err(|error| Error::of(Trouble::System(error), who, step))
+        .map_err(|error| Error::of(Trouble::System(error), peer, step))
 }
 
-pub(super) fn left(deadline: Instant, who: &str, step: &'static str) -> Result<Duration, Error> {
+pub(super) fn left(deadline: Instant, peer: &str, step: &'static str) -> Result<Duration, Error> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        let who = who.into();
-        return Err(Error::Silent { who, step });
+        let peer = peer.into();
+        return Err(Error::Silent { peer, step });
     }
     Ok(left)
 }

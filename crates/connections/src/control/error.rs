@@ -11,11 +11,11 @@ use crate::keys;
 pub enum Error {
     /// No process listens there.
     #[error(
-        "cannot connect to {who}: {source}; check that Tako runs there and that the address is right"
+        "cannot connect to {peer}: {source}; check that Tako runs there and that the address is right"
     )]
     Unreachable {
         /// Address that was dialed: host and port, or the path of a socket.
-        who: String,
+        peer: String,
         /// Error of the system.
         source: io::Error,
     },
@@ -41,44 +41,44 @@ pub enum Error {
         address: String,
     },
     /// The peer could not prove that it may connect, or reports the same of this node.
-    #[error("{who} is not trusted: {reason}")]
+    #[error("{peer} is not trusted: {reason}")]
     Stranger {
         /// The presumed peer.
-        who: String,
+        peer: String,
         /// Why, and what to do.
         reason: String,
     },
     /// The peer did not do its next step in time.
-    #[error("{who} did not {step} in time; check its log and the network")]
+    #[error("{peer} did not {step} in time; check its log and the network")]
     Silent {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Step that it should have taken.
         step: &'static str,
     },
     /// The peer ended the connection.
-    #[error("{who} ended the connection before it could {step}; its log may say why")]
+    #[error("{peer} ended the connection before it could {step}; its log may say why")]
     Closed {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Step that should have been next.
         step: &'static str,
     },
     /// The peer sent an invalid or misplaced message.
-    #[error("{who} broke the rules of control connections: {what}; check that Tako runs there")]
+    #[error("{peer} broke the rules of control connections: {what}; check that Tako runs there")]
     Malformed {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Invalid part of it.
         what: &'static str,
     },
     /// No version is common to both.
     #[error(
-        "{who} speaks version {theirs} of control connections and this node {own}; update the older one"
+        "{peer} speaks version {theirs} of control connections and this node {own}; update the older one"
     )]
     Version {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Versions of this program.
         own: String,
         /// Versions of the other one.
@@ -86,31 +86,31 @@ pub enum Error {
     },
     /// Their messages have different versions.
     #[error(
-        "{who} speaks version {theirs} of messages and this node {own}; use one version of tako on all nodes and clients"
+        "{peer} speaks version {theirs} of messages and this node {own}; use one version of tako on all nodes and clients"
     )]
     Messages {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Version that this program uses.
         own: u16,
         /// Version that the peer uses.
         theirs: u16,
     },
     /// The peer belongs elsewhere.
-    #[error("{who} belongs to cluster {theirs} and this node to {own}; check the address")]
+    #[error("{peer} belongs to cluster {theirs} and this node to {own}; check the address")]
     Cluster {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Cluster of this node.
         own: String,
         /// Cluster of the peer.
         theirs: String,
     },
     /// Another node answered.
-    #[error("{who} is node {found}, not {expected}; check the address")]
+    #[error("{peer} is node {found}, not {expected}; check the address")]
     Node {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Name of the expected node.
         expected: String,
         /// Name of the node that answered.
@@ -123,26 +123,26 @@ pub enum Error {
         reason: String,
     },
     /// The peer refused, with a reason.
-    #[error("{who} refuses: {reason}")]
+    #[error("{peer} refuses: {reason}")]
     Refused {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Reason that it sent.
         reason: String,
     },
     /// The transport could not do its part.
-    #[error("cannot make an endpoint with {who}: {source}")]
+    #[error("cannot make an endpoint with {peer}: {source}")]
     Endpoint {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Error of the transport.
         source: fabric::Error,
     },
     /// The system failed.
-    #[error("the connection with {who} failed: {source}; check the system's limits")]
+    #[error("the connection with {peer} failed: {source}; check the system's limits")]
     System {
         /// Peer of the connection.
-        who: String,
+        peer: String,
         /// Error of the system.
         source: io::Error,
     },
@@ -150,22 +150,22 @@ pub enum Error {
 
 impl Error {
     /// Error of a channel during this step of the peer.
-    pub(super) fn of(trouble: Trouble, who: &str, step: &'static str) -> Error {
-        let who = who.to_string();
+    pub(super) fn of(trouble: Trouble, peer: &str, step: &'static str) -> Error {
+        let peer = peer.to_string();
         match trouble {
-            Trouble::Closed => Error::Closed { who, step },
+            Trouble::Closed => Error::Closed { peer, step },
             Trouble::Malformed(malformed) => Error::Malformed {
-                who,
+                peer,
                 what: malformed.0,
             },
-            Trouble::Tls(error) => tls(error, who),
-            Trouble::System(source) => Error::System { who, source },
+            Trouble::Tls(error) => tls(error, peer),
+            Trouble::System(source) => Error::System { peer, source },
         }
     }
 
-    pub(super) fn versions(who: &str, own: Versions, theirs: Versions) -> Error {
+    pub(super) fn versions(peer: &str, own: Versions, theirs: Versions) -> Error {
         Error::Version {
-            who: who.into(),
+            peer: peer.into(),
             own: own.to_string(),
             theirs: theirs.to_string(),
         }
@@ -184,7 +184,7 @@ impl Error {
     }
 }
 
-fn tls(error: rustls::Error, who: String) -> Error {
+fn tls(error: rustls::Error, peer: String) -> Error {
     use rustls::CertificateError as Wrong;
     use rustls::Error as Tls;
     let reason = match error {
@@ -206,7 +206,7 @@ fn tls(error: rustls::Error, who: String) -> Error {
         }
         Tls::AlertReceived(alert) => {
             return Error::Refused {
-                who,
+                peer,
                 reason: format!(
                     "it does not take this node's certificate ({alert:?}); check that both have keys of one \
                      authority, which have not expired and were not revoked"
@@ -215,11 +215,11 @@ fn tls(error: rustls::Error, who: String) -> Error {
         }
         Tls::InvalidMessage(_) | Tls::InappropriateMessage { .. } => {
             return Error::Malformed {
-                who,
+                peer,
                 what: "it does not speak TLS 1.3",
             };
         }
         error => format!("{error}; check that Tako runs there"),
     };
-    Error::Stranger { who, reason }
+    Error::Stranger { peer, reason }
 }

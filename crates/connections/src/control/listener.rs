@@ -70,8 +70,8 @@ enum Socket {
 #[derive(Debug)]
 struct Pending {
     channel: Channel,
-    who: String,
-    peer: PeerIdentity,
+    peer: String,
+    identity: PeerIdentity,
     process: Option<Process>,
     descriptor: Option<OwnedFd>,
     deadline: Instant,
@@ -104,8 +104,8 @@ impl Step {
 #[derive(Debug)]
 pub struct Caller {
     channel: Channel,
-    who: String,
-    peer: PeerIdentity,
+    peer: String,
+    identity: PeerIdentity,
     process: Option<OwnedFd>,
     choice: Choice,
     parameters: Parameters,
@@ -200,8 +200,8 @@ impl Listener {
     }
 
     fn failed(&self, source: io::Error) -> Error {
-        let who = "callers".into();
-        Error::System { who, source }
+        let peer = "callers".into();
+        Error::System { peer, source }
     }
 
     /// Takes connections that have come.
@@ -266,8 +266,8 @@ impl Listener {
                     continue;
                 }
                 Ok(false) => {
-                    let (who, step) = (pending.who.clone(), pending.step.verb());
-                    self.drop_pending(index, &Error::Silent { who, step });
+                    let (peer, step) = (pending.peer.clone(), pending.step.verb());
+                    self.drop_pending(index, &Error::Silent { peer, step });
                 }
                 Err(error) => self.drop_pending(index, &error),
             }
@@ -368,8 +368,8 @@ impl Socket {
                 let process = Process::of(stream.as_fd())?;
                 Pending {
                     channel: Channel::unix(stream)?,
-                    who: format!("process {}", process.number),
-                    peer: PeerIdentity {
+                    peer: format!("process {}", process.number),
+                    identity: PeerIdentity {
                         node,
                         process: Some(process.number),
                         address: None,
@@ -388,8 +388,8 @@ impl Socket {
                 let tls = local.identity.tls().expect("checked by bind");
                 Pending {
                     channel: Channel::listening(stream, &tls.server)?,
-                    who: address.to_string(),
-                    peer: PeerIdentity {
+                    peer: address.to_string(),
+                    identity: PeerIdentity {
                         node,
                         process: None,
                         address: Some(address),
@@ -416,14 +416,14 @@ impl AsFd for Socket {
 impl Pending {
     /// Takes the peer's messages; returns whether they are complete.
     fn advance(&mut self, local: &Local, socket: &[u8]) -> Result<bool, Error> {
-        let (who, verb) = (self.who.clone(), self.step.verb());
-        let of = |trouble| Error::of(trouble, &who, verb);
+        let (peer, verb) = (self.peer.clone(), self.step.verb());
+        let of = |trouble| Error::of(trouble, &peer, verb);
         if matches!(self.step, Step::Authenticate) {
             if !self.channel.authenticate().map_err(of)? {
                 return Ok(false);
             }
             if self.process.is_none() {
-                self.peer.node = local.node_in(&who, &self.channel)?;
+                self.identity.node = local.node_in(&peer, &self.channel)?;
             }
             let hello = Message::Hello(local.hello(socket.into()));
             self.channel.send(&hello, Vec::new()).map_err(of)?;
@@ -453,11 +453,11 @@ impl Pending {
         let step = std::mem::replace(&mut self.step, Step::Hello);
         let next = match (step, message) {
             (_, Message::Refused(reason)) => {
-                let who = self.who.clone();
-                return Err(Error::Refused { who, reason });
+                let peer = self.peer.clone();
+                return Err(Error::Refused { peer, reason });
             }
             (step, Message::Goodbye) => {
-                return Err(Error::of(Trouble::Closed, &self.who, step.verb()));
+                return Err(Error::of(Trouble::Closed, &self.peer, step.verb()));
             }
             (Step::Hello, Message::Hello(hello)) => {
                 self.greet(&hello, local)?;
@@ -472,7 +472,7 @@ impl Pending {
             }
             (step, message) => {
                 self.step = step;
-                return Err(out_of_turn(&message, &self.who));
+                return Err(out_of_turn(&message, &self.peer));
             }
         };
         self.begin(next, local);
@@ -480,14 +480,17 @@ impl Pending {
     }
 
     fn greet(&mut self, hello: &Hello, local: &Local) -> Result<(), Error> {
-        let proved = self.process.is_none().then_some(self.peer.node.as_str());
-        local.judge(&self.who, hello, proved)?;
-        self.peer.node.clone_from(&hello.node);
+        let proved = self
+            .process
+            .is_none()
+            .then_some(self.identity.node.as_str());
+        local.judge(&self.peer, hello, proved)?;
+        self.identity.node.clone_from(&hello.node);
         if let Some(process) = &mut self.process {
             let confirmed = process.confirm(hello.started);
-            self.descriptor = Some(confirmed.map_err(|_| unknown_process(&self.who))?);
+            self.descriptor = Some(confirmed.map_err(|_| unknown_process(&self.peer))?);
         }
-        self.who = self.peer.to_string();
+        self.peer = self.identity.to_string();
         Ok(())
     }
 
@@ -508,7 +511,7 @@ impl Pending {
         match obstacle(choice.provider, &connectivity, own, theirs) {
             None => Ok(()),
             Some(reason) => Err(Error::Choice {
-                reason: format!("{} chose {}, but {reason}", self.who, choice.provider),
+                reason: format!("{} chose {}, but {reason}", self.peer, choice.provider),
             }),
         }
     }
@@ -519,8 +522,8 @@ impl Pending {
         };
         Some(Caller {
             channel: self.channel,
-            who: self.who,
             peer: self.peer,
+            identity: self.identity,
             process: self.descriptor,
             choice,
             parameters,
@@ -530,7 +533,7 @@ impl Pending {
 }
 
 /// A message that may not come now.
-pub(super) fn out_of_turn(message: &Message, who: &str) -> Error {
+pub(super) fn out_of_turn(message: &Message, peer: &str) -> Error {
     let what = match message {
         Message::Hello(_) => "Hello came out of turn",
         Message::Choice(_) => "Choice came out of turn",
@@ -538,13 +541,13 @@ pub(super) fn out_of_turn(message: &Message, who: &str) -> Error {
         Message::Ready => "Ready came out of turn",
         _ => "a message came out of turn",
     };
-    Error::of(Malformed(what).into(), who, "")
+    Error::of(Malformed(what).into(), peer, "")
 }
 
 /// The process of a Unix socket's other end is not to be found.
-pub(super) fn unknown_process(who: &str) -> Error {
+pub(super) fn unknown_process(peer: &str) -> Error {
     Error::Stranger {
-        who: who.into(),
+        peer: peer.into(),
         reason: "its process is not the one that connected; let it connect again".into(),
     }
 }
@@ -552,7 +555,7 @@ pub(super) fn unknown_process(who: &str) -> Error {
 impl Caller {
     /// Returns the authenticated identity of the peer.
     pub fn peer(&self) -> &PeerIdentity {
-        &self.peer
+        &self.identity
     }
 
     /// The transport that it chose, and why no faster one.
@@ -575,7 +578,7 @@ impl Caller {
         let ready_by = deadline(self.step_timeout);
         Ok(PeerSession::new(
             self.channel,
-            (self.peer, self.who),
+            (self.identity, self.peer),
             (self.choice, endpoint),
             self.step_timeout,
             Some(ready_by),
@@ -585,13 +588,13 @@ impl Caller {
     fn join(&mut self, queues: &mut [&mut Queue]) -> Result<fabric::EndpointId, Error> {
         let queue = queue_of(queues, self.choice.provider, "this node")?;
         let failed = |source| Error::Endpoint {
-            who: self.who.clone(),
+            peer: self.peer.clone(),
             source,
         };
         let (endpoint, own) = queue.offer().map_err(failed)?;
         let peer = Peer {
             parameters: std::mem::take(&mut self.parameters),
-            address: self.peer.address.map(|address| address.ip()),
+            address: self.identity.address.map(|address| address.ip()),
             process: self.process.take(),
         };
         queue
@@ -602,7 +605,7 @@ impl Caller {
         let sent = sent.and_then(|()| self.channel.send(&Message::Ready, Vec::new()));
         sent.map_err(|trouble| {
             queue.close(endpoint);
-            Error::of(trouble, &self.who, "make its side of an endpoint")
+            Error::of(trouble, &self.peer, "make its side of an endpoint")
         })?;
         Ok(endpoint)
     }

@@ -55,8 +55,8 @@ pub enum Note {
 #[derive(Debug)]
 pub struct PeerSession {
     channel: Channel,
-    peer: PeerIdentity,
-    who: String,
+    identity: PeerIdentity,
+    peer: String,
     choice: Choice,
     endpoint: EndpointId,
     timeout: Duration,
@@ -70,15 +70,15 @@ pub struct PeerSession {
 impl PeerSession {
     pub(super) fn new(
         channel: Channel,
-        (peer, who): (PeerIdentity, String),
+        (identity, peer): (PeerIdentity, String),
         (choice, endpoint): (Choice, EndpointId),
         timeout: Duration,
         ready_by: Option<Instant>,
     ) -> PeerSession {
         PeerSession {
             channel,
+            identity,
             peer,
-            who,
             choice,
             endpoint,
             timeout,
@@ -90,7 +90,7 @@ impl PeerSession {
 
     /// Identity of the peer.
     pub fn peer(&self) -> &PeerIdentity {
-        &self.peer
+        &self.identity
     }
 
     /// The transport, and why no faster one.
@@ -192,8 +192,8 @@ impl PeerSession {
             }
             let now = Instant::now();
             if self.ready_by.is_some_and(|ready_by| now >= ready_by) {
-                let (who, step) = (self.who.clone(), "join its side of an endpoint");
-                return Err(Error::Silent { who, step });
+                let (peer, step) = (self.peer.clone(), "join its side of an endpoint");
+                return Err(Error::Silent { peer, step });
             }
             if now >= end {
                 return Ok(None);
@@ -229,10 +229,10 @@ impl PeerSession {
             Message::Told(Hidden(bytes)) if self.ready_by.is_none() => Note::Told(bytes),
             Message::Goodbye => Note::Goodbye,
             Message::Refused(reason) => {
-                let who = self.who.clone();
-                return Err(Error::Refused { who, reason });
+                let peer = self.peer.clone();
+                return Err(Error::Refused { peer, reason });
             }
-            message => return Err(out_of_turn(&message, &self.who)),
+            message => return Err(out_of_turn(&message, &self.peer)),
         })
     }
 
@@ -271,7 +271,7 @@ impl PeerSession {
                 true => PollFlags::IN | PollFlags::OUT,
                 false => PollFlags::OUT,
             };
-            let left = left(end, &self.who, "take a message")?;
+            let left = left(end, &self.peer, "take a message")?;
             process::wait_for(&self.channel, flags, left)
                 .map_err(|error| self.over(Trouble::System(error)))?;
             let heard = self.hear_ahead(queue);
@@ -293,12 +293,12 @@ impl PeerSession {
     }
 
     fn failed(&self, source: fabric::Error) -> Error {
-        let who = self.who.clone();
-        Error::Endpoint { who, source }
+        let peer = self.peer.clone();
+        Error::Endpoint { peer, source }
     }
 
     fn over(&self, trouble: Trouble) -> Error {
-        Error::of(trouble, &self.who, "say goodbye")
+        Error::of(trouble, &self.peer, "say goodbye")
     }
 }
 

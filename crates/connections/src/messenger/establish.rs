@@ -65,13 +65,13 @@ impl Messenger {
         if longest.is_some_and(|(longest, _)| longest >= PEER_MESSAGE_MIN) {
             return Ok(self.adopt(session));
         }
-        let who = session.peer().to_string();
+        let peer = session.peer().to_string();
         if let Some(queue) = self.transports.queue(provider) {
             session.close(queue);
         }
         let what = "size of buffers";
         let source = fabric::Error::Peer { what };
-        Err(control::Error::Endpoint { who, source })
+        Err(control::Error::Endpoint { peer, source })
     }
 
     /// Works in a separate thread; if it cannot be started, `failed` converts the error into the work's result.
@@ -82,9 +82,9 @@ impl Messenger {
     ) {
         let waker = self.waker.clone();
         if let Err(source) = pmem::start_thread("tako-dial", move || waker.pass(work())) {
-            let who = "a thread that dials".to_owned();
+            let peer = "a thread that dials".to_owned();
             self.waker
-                .pass(failed(control::Error::System { who, source }));
+                .pass(failed(control::Error::System { peer, source }));
         }
     }
 

@@ -384,10 +384,10 @@ impl Service {
     }
 
     fn drop_link(&mut self, link: LinkId, why: std::fmt::Arguments<'_>) {
-        let who = self.messenger.peer(link).map(ToString::to_string);
-        let who = who.unwrap_or_default();
+        let peer = self.messenger.peer(link).map(ToString::to_string);
+        let peer = peer.unwrap_or_default();
         (self.log)(format_args!(
-            "{}: closed the link to {who}: {why}",
+            "{}: closed the link to {peer}: {why}",
             self.name
         ));
         self.messenger.close(link);

@@ -337,12 +337,12 @@ fn another_cluster_or_node_is_refused() {
         let error = dialed.join().unwrap().unwrap_err().to_string();
         assert!(error.contains("is node b, not c"), "{error}");
     });
-    let nobody = a
+    let unreachable = a
         .dial(&Address::Unix(scratch.path("none")), &mut a.queues())
         .unwrap_err();
     assert!(
-        nobody.to_string().starts_with("cannot connect to"),
-        "{nobody}"
+        unreachable.to_string().starts_with("cannot connect to"),
+        "{unreachable}"
     );
     let no_keys = a
         .dial(&loopback(), &mut a.queues())
