@@ -106,6 +106,12 @@ impl<T> Ordered<RwLock<T>> {
         Guard::new(self.lock.read(), turn)
     }
 
+    /// Whether a thread has it for writing, or waits for its readers: then no further one gets it.
+    #[cfg(test)]
+    pub fn has_writer(&self) -> bool {
+        self.lock.try_read().is_none()
+    }
+
     /// Takes the lock for writing if that needs no waiting: allowed in any order.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         let guard = self.lock.try_write()?;

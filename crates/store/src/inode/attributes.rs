@@ -122,9 +122,8 @@ impl Inodes {
     /// with `relatime`; or `always`, as with `strictatime`.
     #[inline]
     pub fn note_read(&self, node: &LiveInode, always: bool) -> Result<()> {
-        let now = self.volume.now_ns();
-        if needs_access_time(&node.state.read(), now, always) {
-            self.set_access_time(node, now, always)?;
+        if needs_access_time(&node.state.read(), self.volume.now_ns(), always) {
+            self.set_access_time(node, always)?;
         }
         Ok(())
     }
@@ -141,8 +140,10 @@ impl Inodes {
     }
 
     #[cold]
-    fn set_access_time(&self, node: &LiveInode, now: i64, always: bool) -> Result<()> {
+    fn set_access_time(&self, node: &LiveInode, always: bool) -> Result<()> {
         let mut state = node.state.write();
+        // Under the lock, so that no older time follows.
+        let now = self.volume.now_ns();
         // Another thread may have recorded it meanwhile.
         if state.mode != 0 && needs_access_time(&state, now, always) {
             let mut new = *state;
@@ -199,7 +200,39 @@ fn needs_access_time(inode: &Inode, now: i64, always: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicI64;
+    use std::thread;
+
+    use pmem::Region;
+
     use super::*;
+    use crate::{Clock, Geometry, PoolOptions, Store};
+
+    #[test]
+    fn a_noted_read_that_waits_for_the_lock_has_the_time_of_its_record() {
+        const LENGTH: u64 = 4 << 20;
+        let region = Region::memory(LENGTH, false).expect("memory");
+        Store::format(&region, &Geometry::for_length(LENGTH)).expect("a pool");
+        let now = Arc::new(AtomicI64::new(100));
+        let options = PoolOptions {
+            clock: Clock::Manual(now.clone()),
+            ..PoolOptions::default()
+        };
+        let store = Store::open(region, options).expect("the pool opens");
+        let root = store.root();
+        let reading = root.state.read();
+        thread::scope(|scope| {
+            let noted = scope.spawn(|| store.inodes().note_read(&root, true));
+            while !root.state.has_writer() && !noted.is_finished() {
+                thread::yield_now();
+            }
+            // Another thread could note a read now, before this one has the lock.
+            now.store(200, Ordering::Relaxed);
+            drop(reading);
+            noted.join().expect("no panic").expect("no error");
+        });
+        assert_eq!(store.inodes().attributes(&root).accessed_ns, 200);
+    }
 
     #[test]
     fn kinds_match_their_bits() {
