@@ -214,11 +214,13 @@ impl Answered {
     }
 
     /// The writes that were taken of a file have ended: with the first error, if there was one. They are not sent again.
-    pub fn sent(&mut self, file: FileId, error: Option<ErrorCode>) {
+    /// Returns whether the file has had an error before that no fsync or close has reported.
+    pub fn sent(&mut self, file: FileId, error: Option<ErrorCode>) -> bool {
         let again = self.defects.has(Defect::FlushInNextSession);
         let Some(known) = self.files.get_mut(&file.inode) else {
-            return;
+            return false;
         };
+        let had_error = known.error.is_some() && !known.is_reported;
         self.bytes -= known.sending.bytes();
         let sent = std::mem::take(&mut known.sending);
         if again && error == Some(ErrorCode::SessionEnded) {
@@ -229,10 +231,11 @@ impl Answered {
             all.chain(newer)
                 .for_each(|(at, data)| known.pieces.put(at, data));
             self.bytes += known.pieces.bytes();
-            return;
+            return had_error;
         }
         known.length = known.length.max(sent.end());
         known.error = known.error.or(error);
+        had_error
     }
 
     /// The session has made a file this long, or changed parts of it from here on.
@@ -493,7 +496,7 @@ mod tests {
         assert_eq!(answered.recalled(4, &recall(8)), Some(FILE));
         assert!(!answered.write(4, FILE, 0, b"recalled", None));
         answered.take(FILE, usize::MAX).expect("there is a write");
-        answered.sent(FILE, Some(ErrorCode::NoSpace));
+        assert!(!answered.sent(FILE, Some(ErrorCode::NoSpace)));
         assert_eq!(answered.recalled(5, &recall(8)), None);
         assert_eq!(answered.take_error(FILE), Some(ErrorCode::NoSpace));
         assert_eq!(answered.take_error(FILE), None);

@@ -68,6 +68,8 @@ struct State {
     noted: HashMap<u64, Noted>,
     /// Counts files that were sent.
     sends: u64,
+    /// Why answered writes were lost last, and in which session, until the cluster executes some again.
+    lost: Option<(u64, ErrorCode)>,
     is_ended: bool,
 }
 
@@ -381,31 +383,47 @@ impl Behind {
         result: std::result::Result<Option<Ownership>, ErrorCode>,
     ) {
         state.sends += 1;
-        state.answered.sent(file, result.as_ref().err().copied());
+        let had_error = state.answered.sent(file, result.as_ref().err().copied());
         match result {
-            Ok(Some(ownership)) => state.answered.granted(file, ownership, 0),
-            Ok(None) => {}
+            Ok(ownership) => {
+                state.lost = None;
+                if let Some(ownership) = ownership {
+                    state.answered.granted(file, ownership, 0);
+                }
+            }
             Err(error) => {
                 let lost = match error {
                     ErrorCode::SessionEnded => state.answered.session_over(taken.session),
                     _ => Vec::new(),
                 };
-                let count = 1 + lost.iter().filter(|it| **it != file).count();
-                let why = match error {
-                    // A mount begins another session by itself.
-                    ErrorCode::SessionEnded => "the session with the cluster has ended".to_owned(),
-                    _ => error.to_string(),
-                };
-                let then = match state.is_ended {
-                    false => "the next fsync or close of each file reports it",
-                    true => "write these files again",
-                };
-                (self.report)(&format!(
-                    "writes to {count} file(s) that were answered early are lost: {why}; {then}"
-                ));
+                let others = lost.iter().filter(|it| **it != file).count();
+                let reason = Some((taken.session, error));
+                let is_known = std::mem::replace(&mut state.lost, reason) == reason;
+                let count = others + usize::from(!had_error);
+                if count > 0 && !is_known {
+                    self.report_lost(state, count, error);
+                }
             }
         }
         self.sent.notify_all();
+    }
+
+    fn report_lost(&self, state: &State, count: usize, error: ErrorCode) {
+        let (why, more) = match error {
+            // A mount begins another session by itself.
+            ErrorCode::SessionEnded => ("the session with the cluster has ended".to_owned(), ""),
+            _ => (
+                error.to_string(),
+                "; the log does not repeat this before the cluster takes writes",
+            ),
+        };
+        let then = match state.is_ended {
+            false => "the next fsync or close of each file reports it",
+            true => "write these files again",
+        };
+        (self.report)(&format!(
+            "writes to {count} file(s) that were answered early are lost: {why}; {then}{more}"
+        ));
     }
 }
 
@@ -434,6 +452,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
 
     use operations::{Operation, Outcome};
@@ -453,6 +472,8 @@ mod tests {
     struct Primary {
         is_open: Mutex<bool>,
         opened: Condvar,
+        /// It has no room for any write.
+        is_full: AtomicBool,
         /// Bytes of answered writes that it has executed.
         executed: Mutex<usize>,
     }
@@ -482,6 +503,10 @@ mod tests {
             while !*is_open {
                 self.opened.wait(&mut is_open);
             }
+            if self.is_full.load(Ordering::Relaxed) {
+                let failed = || Outcome::failed(ErrorCode::NoSpace);
+                return writes.iter().map(|_| Ok((failed(), None))).collect();
+            }
             let length = |write: &Operation| match write {
                 Operation::Write { data, .. } => data.len(),
                 other => panic!("{other:?}"),
@@ -507,10 +532,18 @@ mod tests {
     }
 
     fn owner(requests: &Arc<Primary>) -> Arc<Behind> {
-        let report: Report = Box::new(|sentence| panic!("{sentence}"));
+        let behind = start(requests, Box::new(|sentence| panic!("{sentence}")));
+        grant(&behind, FILE);
+        behind
+    }
+
+    fn start(requests: &Arc<Primary>, report: Report) -> Arc<Behind> {
         let cache = Arc::new(Cache::new());
         let behind = Behind::start(requests.clone(), Acknowledge::Primary, cache, report);
-        let behind = behind.expect("a thread");
+        behind.expect("a thread")
+    }
+
+    fn grant(behind: &Behind, file: FileId) {
         let ownership = Ownership {
             session: 3,
             number: (1, 1),
@@ -520,13 +553,16 @@ mod tests {
             offset: 0,
             length: 0,
         };
-        behind.granted(FILE, Some(ownership), &written);
-        behind
+        behind.granted(file, Some(ownership), &written);
     }
 
     fn write(behind: &Behind, number: usize) {
+        write_to(behind, FILE, number);
+    }
+
+    fn write_to(behind: &Behind, file: FileId, number: usize) {
         let at = WriteAt::Offset((number * WRITE_MAX) as u64);
-        let written = behind.write(FILE, at, &[1; WRITE_MAX], None);
+        let written = behind.write(file, at, &[1; WRITE_MAX], None);
         assert!(written.expect("no error").is_ok(), "it is answered early");
     }
 
@@ -559,6 +595,38 @@ mod tests {
         });
         behind.send_all().expect("the primary has all");
         assert_eq!(*requests.executed.lock(), (WRITES + 100) * WRITE_MAX);
+        behind.end();
+        assert_eq!(behind.join(), 0);
+    }
+
+    #[test]
+    fn the_log_has_one_line_while_the_cluster_has_no_room() {
+        const BATCHES: usize = 3;
+        let requests = Arc::<Primary>::default();
+        let (report, reported) = channel();
+        let report = Mutex::new(report);
+        let behind = start(
+            &requests,
+            Box::new(move |line| report.lock().send(line.to_owned()).expect("a receiver")),
+        );
+        let files: Vec<FileId> = (1..=4).map(|inode| FileId { inode, ..FILE }).collect();
+        let send = |file: FileId, writes: usize, is_full: bool| {
+            grant(&behind, file);
+            (0..writes).for_each(|number| write_to(&behind, file, number));
+            requests.is_full.store(is_full, Ordering::Relaxed);
+            requests.open();
+            behind.send(file).expect("the primary answers");
+            let lines: Vec<String> = reported.try_iter().collect();
+            let synced = behind.sync(file);
+            assert_eq!(synced.is_err(), is_full, "each file has its own error");
+            lines
+        };
+        let lines = send(files[0], BATCHES * SENT_AT_ONCE / WRITE_MAX, true);
+        let start = "writes to 1 file(s) that were answered early are lost: ";
+        assert!(lines.len() == 1 && lines[0].starts_with(start), "{lines:?}");
+        assert!(send(files[1], 1, true).is_empty(), "the same reason");
+        assert!(send(files[2], 1, false).is_empty(), "there is room again");
+        assert_eq!(send(files[3], 1, true).len(), 1);
         behind.end();
         assert_eq!(behind.join(), 0);
     }
