@@ -56,11 +56,12 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
                 return Err(Failure::Usage(sentence.into()));
             };
             let geometry = geometry(arguments, size)?;
-            if there.is_some() {
-                // The lock is held until the old pool is gone, so that no process opens it now.
-                fs::remove_file(pool).map_err(|error| Failure::host("remove", pool, &error))?;
+            if let Some(old) = there {
+                geometry
+                    .check(size)
+                    .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
+                remove_old(pool, old, size)?;
             }
-            drop(there);
             let interrupted = remove_when_interrupted(pool)?;
             let format = || FileSystem::format_pool(pool, size, Some(geometry));
             let made = while_working(format!("making {}", pool.display()), format);
@@ -69,6 +70,20 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
         }
     }
     describe(pool, out)
+}
+
+/// Removes a pool once it is certain that there is room for its successor: the old file has been given that size.
+fn remove_old(pool: &Path, old: Region, size: u64) -> Outcome {
+    let length = old.length();
+    // Making it longer needs its lock.
+    drop(old);
+    let longer = Region::lengthen(pool, size)?;
+    // The lock is held until the old pool is gone, so that no process opens it now.
+    fs::remove_file(pool).map_err(|error| {
+        // The first error is the one to report.
+        let _ = longer.shrink(length);
+        Failure::host("remove", pool, &error)
+    })
 }
 
 /// The failure to make a pool file. `check_place` has found its directory.

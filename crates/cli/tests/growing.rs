@@ -15,7 +15,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use common::Scratch;
+use common::{Scratch, tako};
 use mounted::Mounted;
 use nodes::{Cluster, examine, is_whole, kill, mounted, primary};
 
@@ -144,6 +144,29 @@ impl Drop for Small {
     fn drop(&mut self) {
         let _ = Command::new("umount").args(["-l", &self.0]).status();
     }
+}
+
+#[test]
+fn mkfs_keeps_a_pool_that_it_cannot_replace() {
+    let scratch = Scratch::new();
+    let small = Small::new(scratch.path("small"), "32M");
+    let pool = format!("{}/pool", small.0);
+    let root = format!("{pool}:/");
+    tako(&["mkfs", &pool, "--size", "16M"]).ended(0);
+    tako(&["mkdir", &format!("{root}kept")]).ended(0);
+    for (size, reason) in [("64M", "no room"), ("64K", "at least 1 MiB")] {
+        let refused = tako(&["mkfs", &pool, "--size", size, "--force"]).ended(1);
+        assert!(refused.contains(reason), "{refused}");
+        assert_eq!(tako(&["ls", &root]).ended(0), "kept\n", "of {size}");
+    }
+    let length = || std::fs::metadata(&pool).expect("it is there").len();
+    assert_eq!(length(), SMALL);
+    // It fits only where the old one was.
+    tako(&["mkfs", &pool, "--size", "24M", "--force"]).ended(0);
+    assert_eq!(
+        (tako(&["ls", &root]).ended(0).as_str(), length()),
+        ("", 24 << 20)
+    );
 }
 
 #[test]

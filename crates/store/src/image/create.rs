@@ -40,6 +40,14 @@ impl Geometry {
         }
     }
 
+    /// Checks that a pool of this many bytes can be divided so.
+    ///
+    /// # Errors
+    /// [`Error::BadGeometry`].
+    pub fn check(&self, pool_length: u64) -> Result<()> {
+        new_superblock(pool_length, self).map(drop)
+    }
+
     /// The smallest: for tests that examine many images. Pools from 512 KiB.
     pub fn small() -> Geometry {
         Geometry {
