@@ -21,6 +21,7 @@ pub mod checksum;
 mod copies;
 mod demand;
 mod error;
+mod kind;
 mod lines;
 mod mapping;
 mod marks;
@@ -32,15 +33,17 @@ mod region;
 mod scratch;
 mod simulated;
 pub mod socket;
+mod space;
 mod threads;
 mod watched;
 
 pub use copies::copied_bytes;
 pub use demand::{DemandPages, Fill, private};
 pub use error::Error;
+pub use kind::{Access, Kind, Survival};
 pub use lines::{Line, Lines};
 pub use random::Random;
-pub use region::{Access, Kind, Region, Survival};
+pub use region::Region;
 pub use simulated::{Fault, Moment, Observer, Simulation};
 pub use threads::start_thread;
 

@@ -13,12 +13,11 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{futex, membarrier};
 
 use crate::copies;
+use crate::kind::{Access, Kind, Survival};
 use crate::persist::{self, Machine};
-use crate::pool::LENGTH_MAX;
+use crate::space::{self, LENGTH_MAX};
 use crate::watched::Watched;
-use crate::{
-    Access, Error, Kind, LINE, Survival, barrier, check_range, check_word, checksum, marks,
-};
+use crate::{Error, LINE, barrier, check_range, check_word, checksum, marks};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
@@ -106,6 +105,12 @@ impl Mapping {
         Ok(self)
     }
 
+    /// The pool's file, which this process has open.
+    #[cfg(test)]
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
+        &self.file.as_ref().expect("an own file").0
+    }
+
     /// See [`crate::Region::is_cut`].
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
@@ -127,7 +132,7 @@ impl Mapping {
         let Some(LockedFile(file)) = self.file.as_ref().filter(|_| fits) else {
             return Err(self.no_reach(length, reach));
         };
-        crate::pool::reserve(&self.path, file, length)?;
+        space::reserve(&self.path, file, length)?;
         self.length.fetch_max(length as usize, Ordering::Release);
         Ok(())
     }
@@ -592,48 +597,5 @@ impl Drop for Pages {
         // SAFETY: the pages are this value's own, and no pointer into them outlives an operation on
         // its owner. It can only fail for a range that is not a mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-    use crate::scratch::Scratch;
-
-    #[test]
-    fn a_closed_pool_is_free_in_spite_of_copied_descriptors() {
-        let scratch = Scratch::new();
-        let path = scratch.path().join("pool");
-        let mapping = crate::pool::create(&path, 4096).unwrap();
-        // As in a child process that is being started.
-        let _inherited = rustix::io::dup(&mapping.file.as_ref().unwrap().0).unwrap();
-        drop(mapping);
-        assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
-    }
-
-    /// Without DAX the kernel refuses a mapping first.
-    #[test]
-    fn making_pools_takes_no_memory_from_other_threads() {
-        let scratch = Scratch::new();
-        thread::scope(|scope| {
-            for number in 0..4 {
-                let path = scratch.path().join(number.to_string());
-                scope.spawn(move || {
-                    for round in 0..500u64 {
-                        let mapping = crate::pool::create(&path, 4 * 4096).unwrap();
-                        for page in 0..4 {
-                            mapping.store(page * 4096, round);
-                        }
-                        for page in 0..4 {
-                            assert_eq!(mapping.load(page * 4096), round);
-                        }
-                        drop(mapping);
-                        std::fs::remove_file(&path).unwrap();
-                    }
-                });
-            }
-        });
     }
 }

@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags,
-    Stat, StatxAttributes, StatxFlags,
+    StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
+use crate::Error;
+use crate::kind::{Access, Kind, Survival};
 use crate::mapping::{LARGE_PAGE, Mapping, Pages, Pool};
-use crate::{Access, Error, Kind, Survival};
+use crate::space::{LENGTH_MAX, examine, reserve};
 
 /// `f_type` of hugetlbfs, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 /// Magic number of tmpfs, from statfs(2).
 const TMPFS: u64 = 0x0102_1994;
-/// The largest pool: half of a process's address space.
-pub(crate) const LENGTH_MAX: u64 = 1 << 46;
 /// Usual alignment of the pages of DAX devices.
 const DAX_PAGE: u64 = 2 << 20;
 
@@ -33,36 +33,6 @@ pub(crate) fn create(path: &Path, length: u64) -> Result<Mapping, Error> {
         // The first error is the one to report.
         let _ = fs::remove_file(path);
     })
-}
-
-/// Gives a file `length` bytes at least, and returns how many it has.
-pub(crate) fn reserve(path: &Path, file: &OwnedFd, length: u64) -> Result<u64, Error> {
-    let no_space = || Error::NoSpace {
-        path: path.to_owned(),
-        length,
-    };
-    // Some file systems keep what they have allocated before they run out of space.
-    if length > examine(path, file)?.st_size as u64 + available(path, file)? {
-        return Err(no_space());
-    }
-    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length).map_err(
-        |errno| match errno {
-            Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOMEM => no_space(),
-            _ => Error::from_system(path, "reserve space for", errno),
-        },
-    )?;
-    // On hugetlbfs the file has become longer, in whole pages.
-    Ok(examine(path, file)?.st_size as u64)
-}
-
-/// Bytes that are available in the file system. One that tells no size has no limit of its own.
-fn available(path: &Path, file: &OwnedFd) -> Result<u64, Error> {
-    let space = rustix::fs::fstatvfs(file)
-        .map_err(|errno| Error::from_system(path, "examine the file system of", errno))?;
-    match space.f_blocks {
-        0 => Ok(u64::MAX / 2),
-        _ => Ok(space.f_bavail.saturating_mul(space.f_frsize)),
-    }
 }
 
 /// See [`crate::Region::lengthen`].
@@ -380,10 +350,6 @@ fn check_length(path: &Path, length: u64) -> Result<usize, Error> {
     }
 }
 
-fn examine(path: &Path, file: &OwnedFd) -> Result<Stat, Error> {
-    rustix::fs::fstat(file).map_err(|errno| Error::from_system(path, "examine", errno))
-}
-
 /// The lock is the open file's: it goes with the last of its descriptors, however the process ends.
 fn lock(path: &Path, file: &OwnedFd) -> Result<(), Error> {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
@@ -438,6 +404,7 @@ fn dax_survival(device: &Path) -> Survival {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::thread;
 
     use super::*;
     use crate::scratch::Scratch;
@@ -476,5 +443,40 @@ mod tests {
         fs::create_dir(device.path().join("dax")).unwrap();
         symlink("dax", device.path().join("subsystem")).unwrap();
         assert_eq!(dax_length(device.path()), Some(4 << 20));
+    }
+
+    #[test]
+    fn a_closed_pool_is_free_in_spite_of_copied_descriptors() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        let mapping = create(&path, 4096).unwrap();
+        // As in a child process that is being started.
+        let _inherited = rustix::io::dup(mapping.descriptor()).unwrap();
+        drop(mapping);
+        assert!(open(&path, Access::ReadWrite).is_ok());
+    }
+
+    /// Without DAX the kernel refuses a mapping first.
+    #[test]
+    fn making_pools_takes_no_memory_from_other_threads() {
+        let scratch = Scratch::new();
+        thread::scope(|scope| {
+            for number in 0..4 {
+                let path = scratch.path().join(number.to_string());
+                scope.spawn(move || {
+                    for round in 0..500u64 {
+                        let mapping = create(&path, 4 * 4096).unwrap();
+                        for page in 0..4 {
+                            mapping.store(page * 4096, round);
+                        }
+                        for page in 0..4 {
+                            assert_eq!(mapping.load(page * 4096), round);
+                        }
+                        drop(mapping);
+                        std::fs::remove_file(&path).unwrap();
+                    }
+                });
+            }
+        });
     }
 }

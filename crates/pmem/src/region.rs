@@ -9,75 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::kind::{Access, Kind, Survival};
 use crate::mapping::Mapping;
 use crate::simulated::Simulation;
 use crate::{Error, LINE, Lines, pool};
-
-/// How a pool is mapped: the access that it allows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// Stores reach the medium.
-    ReadWrite,
-    /// Stores are seen through this region only (copy-on-write); nothing ever reaches the medium.
-    Private,
-}
-
-/// The worst event that a region's persistent contents outlive. Each includes those before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Survival {
-    /// The contents end with the region.
-    Nothing,
-    /// Survives a crash of the process while the operating system continues.
-    ProcessCrash,
-    /// The operating system may crash and restart.
-    NodeCrash,
-    /// Power may fail and return.
-    PowerLoss,
-}
-
-impl fmt::Display for Survival {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Survival::Nothing => "nothing",
-            Survival::ProcessCrash => "a crash of the process",
-            Survival::NodeCrash => "a crash of the node",
-            Survival::PowerLoss => "a power loss",
-        })
-    }
-}
-
-/// Kind of memory of a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// A mapped file: the page cache, or tmpfs.
-    File,
-    /// A file on hugetlbfs.
-    HugePageFile,
-    /// Anonymous memory of this process.
-    Memory,
-    /// Anonymous memory in huge pages.
-    HugePageMemory,
-    /// A file on a DAX file system, mapped so that flushed stores need no system call (`MAP_SYNC`).
-    FileDax,
-    /// A DAX device.
-    DeviceDax,
-    /// A [`Simulation`].
-    Simulated,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::File => "file",
-            Kind::HugePageFile => "huge-page file",
-            Kind::Memory => "memory",
-            Kind::HugePageMemory => "huge-page memory",
-            Kind::FileDax => "DAX file",
-            Kind::DeviceDax => "DAX device",
-            Kind::Simulated => "simulated memory",
-        })
-    }
-}
 
 /// A pool of bytes. Clones share it; the last one to go unmaps it and releases its lock.
 ///
@@ -239,10 +174,6 @@ impl Region {
 
     fn mapped(mapping: Mapping) -> Region {
         Region(Mapped(Arc::new(mapping)))
-    }
-
-    pub(crate) fn simulated(simulation: Simulation) -> Region {
-        Region(Simulated(simulation))
     }
 
     /// Bytes in the region.
@@ -541,6 +472,13 @@ impl Region {
         if let Mapped(mapping) = &self.0 {
             mapping.populate();
         }
+    }
+}
+
+impl Simulation {
+    /// The memory as a region; every call gives the same memory.
+    pub fn region(&self) -> Region {
+        Region(Simulated(self.clone()))
     }
 }
 

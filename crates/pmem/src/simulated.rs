@@ -11,7 +11,7 @@ use std::thread::{self, ThreadId};
 
 pub use moment::Moment;
 
-use crate::{LINE, Region, check_range, check_word, checksum};
+use crate::{LINE, check_range, check_word, checksum};
 
 /// A memory with crashes that can be enumerated.
 ///
@@ -98,11 +98,6 @@ impl Simulation {
             state: Mutex::new(state),
             observer: Mutex::new(None),
         }))
-    }
-
-    /// The memory as a region; every call gives the same memory.
-    pub fn region(&self) -> Region {
-        Region::simulated(self.clone())
     }
 
     /// Calls `observer` at every fence before it takes effect, from the thread that fences, one at
