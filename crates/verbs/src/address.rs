@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::device::Gid;
+use crate::port::Gid;
 use crate::{Device, Domain, Error, ffi};
 
 /// Bytes of the global route header before a datagram in the memory it is received in. If

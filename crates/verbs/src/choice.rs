@@ -6,7 +6,7 @@ mod tests;
 use std::fmt::Write;
 
 use crate::Error;
-use crate::device::{GidEntry, Port, PortState, Protocol};
+use crate::port::{GidEntry, Port, PortState, Protocol};
 
 /// Requirements on the device that is opened.
 /// Open fields are chosen.

@@ -6,7 +6,8 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::device::{Gid, mtu_of_bytes};
+use crate::device::mtu_of_bytes;
+use crate::port::Gid;
 use crate::work::{self, PIECES_MAX, Receive, Request, Verb};
 use crate::{CompletionQueue, Domain, Error, SharedReceiveQueue, ffi};
 
@@ -443,14 +444,7 @@ impl QueuePair {
 
     #[cold]
     pub(crate) fn post_failure(&self, posted: usize, errno: i32) -> Error {
-        post_failure(&self.domain, posted, errno)
-    }
-}
-
-pub(crate) fn post_failure(domain: &Domain, posted: usize, errno: i32) -> Error {
-    match errno {
-        libc::ENOMEM => Error::QueueFull { posted },
-        _ => Error::returned("post to a queue of", domain.device().name(), errno),
+        work::post_failure(&self.domain, posted, errno)
     }
 }
 

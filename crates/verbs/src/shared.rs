@@ -3,7 +3,6 @@
 use std::ptr;
 use std::sync::Arc;
 
-use crate::queue_pair::post_failure;
 use crate::work::{self, PIECES_MAX, Receive};
 use crate::{Device, Domain, Error, ffi};
 
@@ -67,7 +66,7 @@ impl SharedReceiveQueue {
 
     #[cold]
     pub(crate) fn post_failure(&self, posted: usize, errno: i32) -> Error {
-        post_failure(&self.domain, posted, errno)
+        work::post_failure(&self.domain, posted, errno)
     }
 }
 

@@ -3,9 +3,8 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::Address;
-use crate::ffi;
-use crate::memory::{Piece, Remote};
+use crate::memory::{Domain, Piece, Remote};
+use crate::{Address, Error, ffi};
 
 /// Pieces of memory in one request, at most.
 pub const PIECES_MAX: usize = 4;
@@ -187,6 +186,14 @@ pub(crate) fn post_all<R, E: Entry>(
         }
     }
     Ok(())
+}
+
+/// The error of a queue that refused a request after so many were posted.
+pub(crate) fn post_failure(domain: &Domain, posted: usize, errno: i32) -> Error {
+    match errno {
+        libc::ENOMEM => Error::QueueFull { posted },
+        _ => Error::returned("post to a queue of", domain.device().name(), errno),
+    }
 }
 
 #[inline]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::Gid;
+use crate::port::Gid;
 
 fn gid(index: u8, gid: [u8; 16], protocol: Protocol) -> GidEntry {
     GidEntry {
