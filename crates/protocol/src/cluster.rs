@@ -12,8 +12,8 @@ pub use growth::Growth;
 use serde::{Deserialize, Serialize};
 
 use crate::defects::Defects;
+use crate::malformed::Malformed;
 use crate::map::{EpochStart, NO_NODE, NodeId, UnitMap};
-use crate::wire::Malformed;
 use crate::{UnitOptions, map};
 
 /// Nodes of a cluster, at most.

@@ -19,6 +19,7 @@ pub mod defects;
 pub mod fuzzing;
 pub mod group;
 pub mod leases;
+mod malformed;
 pub mod map;
 pub mod member;
 pub mod parity;

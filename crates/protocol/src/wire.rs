@@ -21,6 +21,7 @@ mod map;
 mod operation;
 mod renewal;
 
+pub use crate::malformed::Malformed;
 pub use envelope::Envelope;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use frame::{is_in_halves, seal};
@@ -59,11 +60,6 @@ const EXPORT: u8 = 66;
 const WANTS_LEASE: u8 = 128;
 /// Longest body of a message, in bytes.
 pub const BODY_MAX: usize = 4 << 20;
-
-/// Why bytes are no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message was dropped: {0}")]
-pub struct Malformed(pub &'static str);
 
 /// How the receiver of a message answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
