@@ -5,7 +5,6 @@
 //! in the same network namespaces as the peers'.
 
 mod library;
-mod places;
 
 use std::hint::black_box;
 use std::os::fd::OwnedFd;
@@ -14,18 +13,16 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise};
 
-use self::places::Place;
-pub use self::places::Places;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
 use crate::mounted::{MEAN, MEDIAN, timed};
 use crate::names::{CREATE, OWNER};
+pub use crate::places::GROUP;
+use crate::places::{Place, Places};
 use crate::report::{Quantity, Row};
 use crate::setup::{Aligned, Bench, Pages, bytes};
 use crate::threads::{one_and_two, scaling};
 use crate::{Error, Workload, fabric};
-
-pub const GROUP: &str = "cluster";
 
 pub const WORKLOADS: [Workload; 13] = [
     Workload {

@@ -5,7 +5,7 @@
 //!
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
-//! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
+//! - `harness`: rounds and medians; `setup`: the pool and the files that are measured, `mounts` and `places`: the mounts;
 //! - one module for each family of workloads: `cluster`, `data`, `sizes`, `names`, `unit`, `threads`, `mount`, `primitives`, and `mounted`
 //!   for what goes through the kernel.
 #![forbid(unsafe_code)]
@@ -17,10 +17,13 @@ mod fabric;
 mod harness;
 mod mount;
 mod mounted;
+mod mounts;
 mod names;
 mod pauses;
+mod places;
 mod primitives;
 mod report;
+mod scratch;
 mod setup;
 mod sizes;
 #[cfg(test)]

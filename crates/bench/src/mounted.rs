@@ -1,11 +1,10 @@
 //! Speed of programs through the mount, with answers of the kernel and with requests to a separate process.
 //!
 //! The clients here run on any processor, unless a row says otherwise. `null` is a libfuse file system that does nothing
-//! ([`null.c`](mounted/null.c)): on any processor too, or kept on the one that its client is kept on.
+//! ([`null.c`](null.c)): on any processor too, or kept on the one that its client is kept on.
 
 mod data;
 mod fresh;
-mod mounts;
 mod names;
 
 use std::os::fd::OwnedFd;
@@ -16,11 +15,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::whole;
 use crate::harness::{Measured, Side, percentile};
+use crate::mounts::{Mount, Mounts};
 use crate::report::{Quantity, Row};
 use crate::setup::{Bench, bytes};
 use crate::{Error, Workload};
-
-pub use mounts::{Mount, Mounts};
 
 pub const GROUP: &str = "through the mount";
 

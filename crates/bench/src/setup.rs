@@ -2,11 +2,8 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use client::{File, FileKind, FileSystem, NewInode, OpenFlags};
@@ -14,10 +11,11 @@ use pmem::Region;
 use rustix::fs::{Mode, OFlags};
 use store::{Geometry, read_superblock};
 
-use crate::cluster::Places;
 use crate::error::whole;
-use crate::mounted::Mounts;
+use crate::mounts::Mounts;
+use crate::places::Places;
 use crate::report::Note;
+use crate::scratch::Scratch;
 use crate::{Error, Options};
 
 /// Where the limits are measured: tmpfs on every Linux.
@@ -113,7 +111,7 @@ impl Bench {
             return Ok(mounts);
         }
         let length = self.scale.pool_length / 2;
-        let mounts = Mounts::new(self.program()?, &self.directory, &self.limits.path, length)?;
+        let mounts = Mounts::new(self.program()?, &self.directory, self.limits.path(), length)?;
         Ok(self.mounts.get_or_init(|| mounts))
     }
 
@@ -155,7 +153,7 @@ impl Bench {
 
     /// An empty file on tmpfs, without a name.
     pub fn empty_limit_file(&self, flags: OFlags) -> Result<OwnedFd, Error> {
-        let path = self.limits.path.join("file");
+        let path = self.limits.path().join("file");
         let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
         fs::remove_file(&path).map_err(Error::at(&path))?;
@@ -164,9 +162,9 @@ impl Bench {
 
     /// A directory on tmpfs, for names.
     pub fn limit_directory(&self) -> Result<(Scratch, OwnedFd), Error> {
-        let scratch = Scratch::new(&self.limits.path)?;
+        let scratch = Scratch::new(self.limits.path())?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(&scratch.path, flags, Mode::empty())?;
+        let directory = rustix::fs::open(scratch.path(), flags, Mode::empty())?;
         Ok((scratch, directory))
     }
 }
@@ -257,64 +255,7 @@ pub fn open(region: &Region) -> Result<FileSystem, Error> {
 /// A pool file that loses its name at once, so that nothing of it is left even if this process is killed.
 pub fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
     let scratch = Scratch::new(directory)?;
-    Ok(Region::create(&scratch.path.join("pool"), length)?)
-}
-
-/// Removes a directory when this process ends, in any way.
-const KEEPER: &str = r#"read -r _; exec rm -rf --one-file-system -- "$1""#;
-
-/// A directory that is removed, with all that is in it, when this is dropped, or when this process is killed.
-pub struct Scratch {
-    path: PathBuf,
-    /// None where there is no shell: then only a killed process leaves the directory behind.
-    keeper: Option<Child>,
-}
-
-impl Scratch {
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub fn new(parent: &Path) -> Result<Scratch, Error> {
-        // No name twice: a keeper may still be at removing what had it.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let path = parent.join(format!("tako-bench-{}-{number}", std::process::id()));
-            match fs::create_dir(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                result => {
-                    result.map_err(Error::at(&path))?;
-                    let keeper = keep(&path);
-                    return Ok(Scratch { path, keeper });
-                }
-            }
-        }
-    }
-}
-
-fn keep(path: &Path) -> Option<Child> {
-    Command::new("sh")
-        .args(["-c", KEEPER, "keeper"])
-        .arg(path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        // Ctrl-C is not for it.
-        .process_group(0)
-        .spawn()
-        .ok()
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // No caller is left to report it to.
-        let _ = fs::remove_dir_all(&self.path);
-        if let Some(mut keeper) = self.keeper.take() {
-            // It waits for the end of its input.
-            drop(keeper.stdin.take());
-            let _ = keeper.wait();
-        }
-    }
+    Ok(Region::create(&scratch.path().join("pool"), length)?)
 }
 
 fn notes(scale: &Scale, directory: &Path, region: &Region) -> Result<Vec<Note>, Error> {

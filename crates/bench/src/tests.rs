@@ -78,7 +78,7 @@ fn scratch_directories_of_several_threads_are_apart() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let scratch = setup::Scratch::new(&parent).unwrap();
+                    let scratch = scratch::Scratch::new(&parent).unwrap();
                     std::fs::write(scratch.path().join("file"), "").unwrap();
                 }
             });

@@ -13,11 +13,11 @@ use store::Geometry;
 
 use crate::Error;
 use crate::report::Note;
-use crate::setup::Scratch;
+use crate::scratch::{Keeper, Scratch};
 
 /// Removes all mounts below a directory, and then the directories, when this process ends, in any way.
-const KEEPER: &str = r#"
-read -r _
+const CLEAN_UP: &str = r#"
+exec 2> /dev/null
 for mount in "$1"/*/; do
     mountpoint -q "$mount" && { fusermount3 -uz "$mount" || umount -l "$mount"; }
 done
@@ -37,6 +37,8 @@ pub struct Mount {
 
 /// Mounts that a run compares.
 pub struct Mounts {
+    // First: it unmounts before the servers end.
+    _keeper: Keeper,
     /// Tako, by each transport that is to be had, the better first.
     pub tako: Vec<Mount>,
     /// The file system that does nothing: on any processor, and kept on processor 0.
@@ -44,7 +46,6 @@ pub struct Mounts {
     pub tmpfs: Mount,
     /// Unavailable parts, and why.
     pub notes: Vec<Note>,
-    keeper: Child,
     // After the keeper, which removes them too.
     _places: [Scratch; 2],
 }
@@ -61,22 +62,14 @@ impl Mounts {
         let pools = Scratch::new(directory)?;
         let on_tmpfs = limits.join("mounted");
         fs::create_dir(&on_tmpfs).map_err(Error::at(&on_tmpfs))?;
-        let keeper = Command::new("sh")
-            .args(["-c", KEEPER, "keeper"])
-            .args([mount_points.path(), pools.path(), limits])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // Ctrl-C is not for it.
-            .process_group(0)
-            .spawn()
-            .map_err(|error| Error::Mount(format!("sh cannot be run: {error}")))?;
+        let arguments = [mount_points.path(), pools.path(), limits];
+        let keeper = Keeper::start(CLEAN_UP, &arguments)?;
         let mut mounts = Mounts {
+            _keeper: keeper,
             tako: Vec::new(),
             null: None,
             tmpfs: Mount::new("tmpfs", &on_tmpfs, None)?,
             notes: Vec::new(),
-            keeper,
             _places: [mount_points, pools],
         };
         mounts.add_tako(program, length)?;
@@ -154,14 +147,6 @@ impl Mounts {
 
     fn note(&mut self, name: &'static str, text: String) {
         self.notes.push(Note { name, text });
-    }
-}
-
-impl Drop for Mounts {
-    fn drop(&mut self) {
-        // The keeper waits for the end of its input. No caller is left to report a failure to.
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use client::network::{self, Io, Network};
@@ -14,11 +13,14 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::Error;
 use crate::report::Note;
-use crate::setup::Scratch;
+use crate::scratch::{Keeper, Scratch};
+
+/// Name of the group of its rows.
+pub const GROUP: &str = "cluster";
 
 /// Ends the cluster and removes the mounts when this process ends, in any way.
-const KEEPER: &str = r#"
-read -r _
+const CLEAN_UP: &str = r#"
+exec 2> /dev/null
 program=$1 mounts=$2 pools=$3
 export TAKO_STATE="$pools/state"
 "$program" down --name bench --remove
@@ -51,7 +53,8 @@ pub struct Places {
     pub by_side: Vec<Place>,
     /// Unavailable parts, and why.
     pub notes: Vec<Note>,
-    keeper: Child,
+    // After the places: their directories must be closed before they can be unmounted.
+    _keeper: Keeper,
     // After the keeper, which removes them too.
     scratch: [Scratch; 2],
 }
@@ -66,21 +69,13 @@ impl Places {
     pub fn new(program: &Path, directory: &Path, length: u64) -> Result<Places, Error> {
         let mounts = Scratch::new(&std::env::temp_dir())?;
         let pools = Scratch::new(directory)?;
-        let keeper = Command::new("sh")
-            .args(["-c", KEEPER, "keeper"])
-            .args([program, mounts.path(), pools.path()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // Ctrl-C is not for it.
-            .process_group(0)
-            .spawn()
-            .map_err(|error| Error::Mount(format!("sh cannot be run: {error}")))?;
+        let arguments = [program, mounts.path(), pools.path()];
+        let keeper = Keeper::start(CLEAN_UP, &arguments)?;
         let mut places = Places {
             all: Vec::new(),
             by_side: Vec::new(),
             notes: Vec::new(),
-            keeper,
+            _keeper: keeper,
             scratch: [mounts, pools],
         };
         places.start_cluster(program, length, "bench", &[])?;
@@ -187,10 +182,7 @@ impl Places {
             let text = format!(
                 "{label} is not measured: nothing is mounted on {path} (scripts/peers.sh up)"
             );
-            self.notes.push(Note {
-                name: super::GROUP,
-                text,
-            });
+            self.notes.push(Note { name: GROUP, text });
             return Ok(());
         }
         let own = path.join(format!("tako-bench-{}", std::process::id()));
@@ -205,17 +197,6 @@ impl Places {
         let path = self.scratch[0].path().join(name);
         fs::create_dir(&path).map_err(Error::at(&path))?;
         Ok(path)
-    }
-}
-
-impl Drop for Places {
-    fn drop(&mut self) {
-        // The directories must be closed before they can be unmounted.
-        self.all.clear();
-        self.by_side.clear();
-        // The keeper waits for the end of its input. No caller is left to report a failure to.
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
     }
 }
 
