@@ -1,12 +1,12 @@
 //! Arguments of the command line.
 
+pub mod cluster;
 pub mod files;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::cluster;
 use crate::location::PoolPath;
 use crate::sizes::parse_size;
 

@@ -18,10 +18,9 @@ use client::FileSystem;
 use fuse::{AccessTime, AccessTimes};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
-use store::{Store, recovery_start};
+use store::Store;
 
 use crate::failure::Failure;
-use crate::info::Info;
 
 /// Longest line that is asked, in bytes; one is a word and a number.
 const ASKED_MAX: u64 = 64;
@@ -51,6 +50,8 @@ pub struct Served {
     /// Whether changes reach the pool.
     pub is_writable: bool,
     pub access_times: Arc<AccessTimes>,
+    /// Answers [`INFO`].
+    pub describe: fn(&Path, &Store) -> String,
 }
 
 fn address(pool: &Path) -> io::Result<SocketAddr> {
@@ -126,21 +127,11 @@ fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
     }
     let yes_or_no = |it| if it { YES } else { NO }.to_owned();
     match asked {
-        INFO => Some(describe(pool, &served.store)),
+        INFO => Some((served.describe)(pool, &served.store)),
         IS_WRITABLE => Some(yes_or_no(served.is_writable)),
         SEES_ALL_READS => Some(yes_or_no(served.access_times.sees_all_reads())),
         ACCESS_TIMES => Some(served.access_times.files().option().to_owned()),
         _ => None,
-    }
-}
-
-/// The facts of an open pool, or why there are none.
-fn describe(pool: &Path, store: &Store) -> String {
-    // Nothing is to be replayed as long as it is open.
-    let start = recovery_start(store.volume().region()).unwrap_or(0);
-    match Info::of_store(pool, store, start) {
-        Ok(info) => serde_json::to_string(&info).unwrap_or_else(|error| error.to_string()),
-        Err(failure) => failure.sentence(),
     }
 }
 

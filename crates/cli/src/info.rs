@@ -187,6 +187,16 @@ impl Info {
     }
 }
 
+/// The facts of an open pool as JSON, or why there are none.
+pub fn describe_open(pool: &Path, store: &Store) -> String {
+    // Nothing is to be replayed as long as it is open.
+    let start = recovery_start(store.volume().region()).unwrap_or(0);
+    match Info::of_store(pool, store, start) {
+        Ok(info) => serde_json::to_string(&info).unwrap_or_else(|error| error.to_string()),
+        Err(failure) => failure.sentence(),
+    }
+}
+
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {
     refuse_cluster(pool, "run `tako status`")?;
     let info = Info::of(pool)?;

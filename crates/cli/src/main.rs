@@ -1,8 +1,8 @@
 //! The `tako` command: pools, mounts, and files in a pool without a mount.
 //!
 //! `arguments` defines the command line; each command has its module; `location` distinguishes `POOL:/path` from a path on
-//! this host, `pools` opens pools, `walk` goes through a tree, `service` is the interface of mount(8) and the service
-//! manager, and `failure` is how all of them fail.
+//! this host, `pools` opens pools, `walk` goes through a tree, `service` has the helpers of mount(8) and fsck(8), and `failure` is
+//! how all of them fail.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -28,10 +28,12 @@ mod mount;
 mod mounts;
 mod pools;
 mod progress;
+mod ready;
 mod remote;
 mod service;
 mod signature;
 mod sizes;
+mod state_directory;
 mod tree;
 mod usage;
 mod users;

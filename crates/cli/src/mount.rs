@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use client::{FileSystem, Source};
-use fuse::{AccessTime, Locks, MountOptions, Remount};
+use fuse::{AccessTime, MountOptions, Remount};
 use pmem::{Access, Region};
 use store::{PoolOptions, Store};
 
@@ -18,9 +18,12 @@ use crate::arguments::Mount;
 use crate::arguments::files::Umount;
 use crate::channel;
 use crate::failure::{Failure, Outcome};
+use crate::info;
 use crate::log::{self, Log};
 use crate::pools::{mounted_at, mounts_of};
-use crate::remote::{self, RemoteOptions};
+use crate::ready::say_ready;
+use crate::remote::{self, RemoteOptions, cluster_options};
+use crate::state_directory::note_mount;
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     let text = arguments.options.join(",");
@@ -57,29 +60,6 @@ fn parse_options(arguments: &Mount) -> Result<(MountOptions, RemoteOptions), Fai
     Ok((options, RemoteOptions::default()))
 }
 
-/// The options of a mount of a cluster.
-pub fn cluster_options(
-    source: &Path,
-    text: &str,
-) -> Result<(MountOptions, RemoteOptions), Failure> {
-    let (remote, text) = RemoteOptions::take(text)?;
-    let mut options: MountOptions = text.parse().map_err(|error: fuse::Error| {
-        let also = match error {
-            fuse::Error::Option(_) => format!("; and of clusters {}", remote::KNOWN),
-            _ => String::new(),
-        };
-        Failure::Usage(format!("{error}{also}"))
-    })?;
-    // Locks of a cluster hold for all of its mounts, unless those of one are asked for.
-    if !text.split(',').any(|option| option.starts_with("locks=")) {
-        options.locks = Locks::Shared;
-    }
-    if options.name == MountOptions::default().name {
-        options.name = source.to_string_lossy().into_owned();
-    }
-    Ok((options, remote))
-}
-
 fn fuse_options(text: &str) -> Result<MountOptions, Failure> {
     let parsed = text.parse();
     parsed.map_err(|error: fuse::Error| Failure::Usage(error.to_string()))
@@ -112,7 +92,7 @@ fn serve(
             let source = arguments.source.display().to_string();
             remote::answer_early(&file_system, &options, &source, log)?;
             let mount = fuse::mount(file_system, directory, &options)?;
-            crate::cluster::note_mount(&arguments.source, mount.directory())?;
+            note_mount(&arguments.source, mount.directory())?;
             mount
         }
         false => mount_pool(&arguments.source, directory, &options, log)?,
@@ -132,7 +112,7 @@ fn serve(
     )?;
     out.flush()?;
     if arguments.foreground {
-        crate::service::say_ready().map_err(|error| cannot("tell the service manager", error))?;
+        say_ready().map_err(|error| cannot("tell the service manager", error))?;
     }
     if arguments.detached {
         let_go_of_streams().map_err(|error| cannot("detach from the terminal", error))?;
@@ -158,6 +138,7 @@ fn mount_pool(
         store,
         is_writable,
         access_times: mount.access_times().clone(),
+        describe: info::describe_open,
     };
     if let Err(error) = channel::serve(source, served) {
         // It is a mount nevertheless.

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use client::{Cause, Error, FileSystem, Source};
 
-use crate::cluster::State;
 use crate::failure::{Failure, Outcome};
 use crate::location::{Location, PoolPath};
 use crate::log::Log;
 use crate::remote::{self, RemoteOptions};
+use crate::state_directory::StateDirectory;
 use crate::tree::{Host, Pool, Tree};
 
 /// Use of a pool's files by a command.
@@ -74,7 +74,7 @@ pub fn mounts_of(source: &Path) -> Vec<PathBuf> {
     let name = source.to_string_lossy();
     let source = match name.parse::<Source>() {
         Ok(Source { hosts, name }) if hosts.is_empty() => {
-            let mounted = State::of(&name).and_then(|state| state.mounted());
+            let mounted = StateDirectory::of(&name).and_then(|state| state.mounted());
             return mounted.unwrap_or_default();
         }
         Ok(_) => source.to_owned(),
@@ -104,12 +104,6 @@ pub fn with(place: &PoolPath, wanted: Use, work: impl FnOnce(&dyn Tree) -> Outco
     let tree = open(&place.pool, wanted)?;
     let outcome = work(&*tree);
     outcome.and(tree.close())
-}
-
-/// Closes a pool that was opened for changes.
-pub fn close(file_system: &FileSystem, pool: &Path) -> Outcome {
-    let explain = |error: Error| Failure::at(pool.display(), &error);
-    file_system.close().map_err(explain)
 }
 
 /// Whether two paths lead to one pool.

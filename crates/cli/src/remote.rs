@@ -10,11 +10,11 @@ use connections::choice::PREFERENCE;
 use connections::control::Address;
 use fabric::Provider;
 use fabric::ethernet::parse_types;
-use fuse::{Cache, MountOptions};
+use fuse::{Cache, Locks, MountOptions};
 
-use crate::cluster;
 use crate::failure::Failure;
 use crate::log::Log;
+use crate::state_directory;
 
 /// Access to a cluster, and the acknowledgement that a write waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +86,29 @@ impl RemoteOptions {
         self.keys = self.keys.or(keys.map(Path::to_owned));
         self
     }
+}
+
+/// The options of a mount of a cluster.
+pub fn cluster_options(
+    source: &Path,
+    text: &str,
+) -> Result<(MountOptions, RemoteOptions), Failure> {
+    let (remote, text) = RemoteOptions::take(text)?;
+    let mut options: MountOptions = text.parse().map_err(|error: fuse::Error| {
+        let also = match error {
+            fuse::Error::Option(_) => format!("; and of clusters {KNOWN}"),
+            _ => String::new(),
+        };
+        Failure::Usage(format!("{error}{also}"))
+    })?;
+    // Locks of a cluster hold for all of its mounts, unless those of one are asked for.
+    if !text.split(',').any(|option| option.starts_with("locks=")) {
+        options.locks = Locks::Shared;
+    }
+    if options.name == MountOptions::default().name {
+        options.name = source.to_string_lossy().into_owned();
+    }
+    Ok((options, remote))
 }
 
 fn parse_seconds(value: &str) -> Result<Duration, Failure> {
@@ -168,8 +191,10 @@ fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, 
     let text = source.to_string_lossy();
     let reached = network_options(reach(&text, options)?, options, &text, log);
     Network::connect(reached).map_err(|error| match local_name(&text) {
-        Some(name) if matches!(error, network::Error::Unreachable(_)) && !cluster::runs(&name) => {
-            cluster::does_not_run(&name)
+        Some(name)
+            if matches!(error, network::Error::Unreachable(_)) && !state_directory::runs(&name) =>
+        {
+            state_directory::does_not_run(&name)
         }
         _ => Failure::Failed(error.to_string()),
     })
@@ -188,7 +213,7 @@ pub fn reach(source: &str, options: &RemoteOptions) -> Result<network::Options, 
     let keys = options.keys.as_deref();
     let reached = match source.options(keys) {
         // Nodes with a configuration of their own may keep their map elsewhere.
-        Err(error @ SourceError::NoCluster(_)) => match cluster::map_of(&source.name) {
+        Err(error @ SourceError::NoCluster(_)) => match state_directory::map_of(&source.name) {
             Some(map) => source.options_by_map(&map, keys),
             None => Err(error),
         },

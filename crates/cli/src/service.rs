@@ -1,11 +1,7 @@
-//! Interface to the system's own programs: the helpers that mount(8) and fsck(8) find, and a message to the service
-//! manager.
+//! Interface to the system's own programs: the helpers that mount(8) and fsck(8) find.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -193,23 +189,6 @@ fn fsck_exit(verdict: Verdict) -> u8 {
         _ => fsck_code::UNCORRECTED,
     };
     corrected | uncorrected
-}
-
-/// Notifies the service manager, if one waits, that the started service is ready (sd_notify(3)).
-pub fn say_ready() -> io::Result<()> {
-    match std::env::var_os("NOTIFY_SOCKET") {
-        Some(place) => tell(&place, b"READY=1\n"),
-        None => Ok(()),
-    }
-}
-
-fn tell(place: &OsStr, what: &[u8]) -> io::Result<()> {
-    let address = match place.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
-    };
-    UnixDatagram::unbound()?.send_to_addr(what, &address)?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -12,21 +12,16 @@ use serde::{Deserialize, Serialize};
 use server::membership::Membership;
 use server::node::{Asker, NodeStatus};
 
-use super::State;
 use super::inside::{MountReport, Mounts};
 use crate::failure::Failure;
+use crate::state_directory::{PATIENCE, STATUS, StateDirectory};
 
 /// How long the nodes of a cluster may take to make their pools longer.
 const GROWTH: Duration = Duration::from_secs(60);
-const STATUS: &str = "status\n";
 const GROW: &str = "grow ";
 const DONE: &str = "done";
 /// Longest request, in bytes.
 const REQUEST_MAX: u64 = 64;
-/// How long a node may take to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest report, in bytes.
-const REPORT_MAX: u64 = 4 << 20;
 
 /// Report of a node.
 #[derive(Serialize, Deserialize)]
@@ -103,9 +98,9 @@ fn grow(mut stream: UnixStream, membership: &dyn Membership, length: u64) -> io:
 }
 
 /// Asks a node of this host to make the pools of its cluster longer; `None` if it does not answer.
-pub fn ask_to_grow(state: &State, node: &str, length: u64) -> Option<Result<(), Failure>> {
+pub fn ask_to_grow(state: &StateDirectory, node: &str, length: u64) -> Option<Result<(), Failure>> {
     let request = format!("{GROW}{length}\n");
-    let answer = ask_for(state, node, &request, GROWTH + PATIENCE)?;
+    let answer = state.ask(node, &request, GROWTH + PATIENCE)?;
     match answer.as_slice() {
         [] => None,
         answer if answer == DONE.as_bytes() => Some(Ok(())),
@@ -115,22 +110,13 @@ pub fn ask_to_grow(state: &State, node: &str, length: u64) -> Option<Result<(), 
     }
 }
 
-fn ask_for(state: &State, node: &str, request: &str, within: Duration) -> Option<Vec<u8>> {
-    let mut stream = UnixStream::connect(state.file(node, "status")).ok()?;
-    stream.set_read_timeout(Some(within)).ok()?;
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut answer = Vec::new();
-    stream.take(REPORT_MAX).read_to_end(&mut answer).ok()?;
-    Some(answer)
-}
-
 fn report(mut stream: UnixStream, report: &Report) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(&serde_json::to_vec(report)?)
 }
 
 /// The status of a node of this host; `None` if it does not answer.
-pub fn ask(state: &State, node: &str) -> Option<Report> {
-    let text = ask_for(state, node, STATUS, PATIENCE)?;
+pub fn ask(state: &StateDirectory, node: &str) -> Option<Report> {
+    let text = state.ask(node, STATUS, PATIENCE)?;
     serde_json::from_slice(&text).ok()
 }

@@ -4,11 +4,13 @@ use std::fs;
 use std::io::Write;
 
 use super::config::NodeFile;
-use super::{Down, State, control, failed, process};
+use super::{control, process};
+use crate::arguments::cluster::Down;
 use crate::failure::{Failure, Outcome};
+use crate::state_directory::{StateDirectory, failed};
 
 pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
-    let state = State::of(&arguments.name)?;
+    let state = StateDirectory::of(&arguments.name)?;
     let nodes = state.nodes_with("toml");
     if nodes.is_empty() {
         let (name, directory) = (&state.name, state.directory.display());
@@ -42,7 +44,7 @@ pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
 }
 
 /// Stops the nodes that run, the primary last: while it runs, no other node takes over. Returns how many ran.
-fn stop(state: &State, nodes: &[String]) -> Result<usize, Failure> {
+fn stop(state: &StateDirectory, nodes: &[String]) -> Result<usize, Failure> {
     let reports = nodes.iter().filter_map(|node| control::ask(state, node));
     let map = reports
         .map(|report| report.map)
@@ -64,7 +66,7 @@ fn stop(state: &State, nodes: &[String]) -> Result<usize, Failure> {
 }
 
 /// Removes the mount from a node's configuration: the next `tako up` names its own.
-fn forget_mount(state: &State, node: &str) -> Outcome {
+fn forget_mount(state: &StateDirectory, node: &str) -> Outcome {
     let path = state.file(node, "toml");
     // One that is half made has none.
     match NodeFile::read(&path) {
@@ -78,7 +80,7 @@ fn forget_mount(state: &State, node: &str) -> Outcome {
 }
 
 /// Unmounts what shows the cluster.
-fn unmount(state: &State) -> Outcome {
+fn unmount(state: &StateDirectory) -> Outcome {
     for directory in state.mounted()? {
         fuse::unmount(&directory)?;
     }
@@ -88,7 +90,7 @@ fn unmount(state: &State) -> Outcome {
 }
 
 /// Removes the pools and the directory of a cluster that is stopped.
-pub fn remove(state: &State, nodes: &[String]) -> Outcome {
+pub fn remove(state: &StateDirectory, nodes: &[String]) -> Outcome {
     for node in nodes {
         let path = state.file(node, "toml");
         // A configuration that is half made names no pool that was made.

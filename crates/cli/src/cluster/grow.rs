@@ -4,13 +4,14 @@ use std::io::Write;
 
 use client::Source;
 
-use super::{State, control};
+use super::control;
 use crate::failure::{Failure, Outcome};
+use crate::state_directory::StateDirectory;
 
 /// Makes the pools of a cluster at least so many bytes long.
 pub fn run(source: &Source, length: u64, out: &mut dyn Write) -> Outcome {
     let name = &source.name;
-    let state = State::of(name)?;
+    let state = StateDirectory::of(name)?;
     let mut nodes = state.nodes_with("status");
     // One that is stopped does not answer, and would be waited for.
     nodes.retain(|node| is_of(source, &state, node));
@@ -35,7 +36,7 @@ pub fn run(source: &Source, length: u64, out: &mut dyn Write) -> Outcome {
 }
 
 /// Whether a node of this host answers, and is of the cluster that a source with hosts names.
-fn is_of(source: &Source, state: &State, node: &str) -> bool {
+fn is_of(source: &Source, state: &StateDirectory, node: &str) -> bool {
     control::ask(state, node).is_some_and(|report| {
         let mut addresses = report.map.nodes.iter().flat_map(|node| &node.addresses);
         source.hosts.is_empty() || addresses.any(|address| source.hosts.contains(address))

@@ -19,11 +19,10 @@ use serde::{Deserialize, Serialize};
 use server::node::{Inside, Node};
 
 use super::config::{NodeFile, PeerSection};
-use super::note_mount;
 use crate::failure::Failure;
 use crate::log::Log;
-use crate::mount::cluster_options;
-use crate::remote::{self, RemoteOptions};
+use crate::remote::{self, RemoteOptions, cluster_options};
+use crate::state_directory::note_mount;
 
 /// How long one attempt to connect to the node itself may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);

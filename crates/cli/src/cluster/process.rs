@@ -13,14 +13,14 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
 };
 
-use super::{State, failed};
 use crate::failure::{Failure, Outcome};
+use crate::state_directory::{StateDirectory, failed};
 
 /// How long a node may take to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Starts the node with this configuration, apart from this process. Its standard output is piped.
-pub fn start(state: &State, node: &str) -> Result<Child, Failure> {
+pub fn start(state: &StateDirectory, node: &str) -> Result<Child, Failure> {
     let path = state.file(node, "log");
     let log = File::create(&path).map_err(|error| failed("write", &path, error))?;
     let program = std::env::current_exe();
@@ -41,7 +41,7 @@ pub fn start(state: &State, node: &str) -> Result<Child, Failure> {
 }
 
 /// The process of a node, if it runs.
-pub fn running(state: &State, node: &str) -> Option<Pid> {
+pub fn running(state: &StateDirectory, node: &str) -> Option<Pid> {
     let text = std::fs::read_to_string(state.file(node, "pid")).ok()?;
     let number: i32 = text.trim().parse().ok()?;
     let pid = Pid::from_raw(number)?;

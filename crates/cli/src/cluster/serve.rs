@@ -15,10 +15,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::config::NodeFile;
+use super::control;
 use super::inside::Plans;
-use super::{Serve, State, control, failed};
+use crate::arguments::cluster::Serve;
 use crate::failure::{Failure, Outcome};
 use crate::log::Log;
+use crate::ready::say_ready;
+use crate::state_directory::{StateDirectory, failed};
 
 impl From<NodeError> for Failure {
     fn from(error: NodeError) -> Failure {
@@ -49,7 +52,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     let mut signals =
         signals.map_err(|error| failed("wait for signals at", &arguments.config, error))?;
     let node = Node::start(&config, &membership, log)?;
-    let state = State::of(&config.cluster)?;
+    let state = StateDirectory::of(&config.cluster)?;
     state.make()?;
     let path = state.file(&config.name, "status");
     let mounts = plans.start(&node, Log::Terminal)?;
@@ -70,8 +73,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
         "node {name} of cluster {cluster} listens at {addresses}"
     )?;
     out.flush()?;
-    crate::service::say_ready()
-        .map_err(|error| failed("tell the service manager of", &arguments.config, error))?;
+    say_ready().map_err(|error| failed("tell the service manager of", &arguments.config, error))?;
     if arguments.detached {
         leave_output().map_err(|error| failed("close the output of", &arguments.config, error))?;
     }

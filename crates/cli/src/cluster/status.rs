@@ -9,12 +9,14 @@ use protocol::{ClusterMap, NO_NODE, NodeId};
 use serde::Serialize;
 use server::node::{GroupStatus, LinkStatus, Load, NodeStatus, Role, Space};
 
+use super::control;
 use super::control::Report;
 use super::inside::{MountReport, Stage};
-use super::{State, Status, control, does_not_run};
+use crate::arguments::cluster::Status;
 use crate::failure::{Failure, Outcome};
 use crate::remote;
 use crate::sizes::show_short_size;
+use crate::state_directory::{StateDirectory, does_not_run};
 
 #[derive(Serialize)]
 struct Cluster {
@@ -93,7 +95,7 @@ pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
             }
             cluster
         }
-        None => collect(&State::of(&arguments.name)?)?,
+        None => collect(&StateDirectory::of(&arguments.name)?)?,
     };
     if arguments.json {
         let text = serde_json::to_string_pretty(&cluster).map_err(std::io::Error::from)?;
@@ -102,7 +104,7 @@ pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
     print(&cluster, out)
 }
 
-fn collect(state: &State) -> Result<Cluster, Failure> {
+fn collect(state: &StateDirectory) -> Result<Cluster, Failure> {
     let asked = state.nodes_with("status");
     let reports: Vec<_> = asked
         .iter()
@@ -224,7 +226,7 @@ fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
     }
 }
 
-fn source(state: &State, map: &ClusterMap) -> String {
+fn source(state: &StateDirectory, map: &ClusterMap) -> String {
     let all = map.nodes.iter().flat_map(|node| &node.addresses);
     let tcp: Vec<_> = all.filter(|it| !it.starts_with('/')).cloned().collect();
     match tcp.is_empty() {

@@ -13,8 +13,10 @@ use server::membership::{DirectoryMembership, Membership};
 
 use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection, spare_after};
 use super::inside::{MountReport, Stage};
-use super::{State, Up, control, down, failed, process};
+use super::{control, down, process};
+use crate::arguments::cluster::Up;
 use crate::failure::{Failure, Outcome};
+use crate::state_directory::{StateDirectory, failed};
 
 /// Nodes of a new cluster.
 const NODES: u8 = 3;
@@ -28,7 +30,7 @@ const SIZE: u64 = 1 << 30;
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
 
 pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
-    let state = State::of(&arguments.name)?;
+    let state = StateDirectory::of(&arguments.name)?;
     let directory = arguments.mount.as_ref().map(|it| fuse::mount_point(it));
     let directory = directory.transpose()?;
     let inside = directory.as_ref().filter(|_| arguments.inside);
@@ -101,7 +103,7 @@ fn end(mut started: Vec<Child>) {
 }
 
 /// Unmounts the cluster from a directory, if it is mounted there.
-fn unmount(state: &State, directory: &Path) {
+fn unmount(state: &StateDirectory, directory: &Path) {
     let source = PathBuf::from(state.source());
     let mut mounts = fuse::mounts().unwrap_or_default().into_iter();
     if mounts.any(|mount| mount.source == source && mount.directory == directory) {
@@ -110,7 +112,7 @@ fn unmount(state: &State, directory: &Path) {
 }
 
 /// One `tako up` at a time works on a cluster.
-fn lock(state: &State) -> Result<File, Failure> {
+fn lock(state: &StateDirectory) -> Result<File, Failure> {
     let path = state.directory.join("up.lock");
     let file = File::create(&path).map_err(|error| failed("write", &path, error))?;
     flock(&file, FlockOperation::LockExclusive).map_err(|errno| failed("lock", &path, errno))?;
@@ -118,7 +120,11 @@ fn lock(state: &State) -> Result<File, Failure> {
 }
 
 /// The nodes of a cluster that was made before.
-fn existing(state: &State, arguments: &Up, known: Vec<String>) -> Result<Vec<String>, Failure> {
+fn existing(
+    state: &StateDirectory,
+    arguments: &Up,
+    known: Vec<String>,
+) -> Result<Vec<String>, Failure> {
     let name = &state.name;
     let unit = NodeFile::read(&state.file(&known[0], "toml"))?.unit;
     let spares = known.len().saturating_sub(unit.members.into());
@@ -154,7 +160,7 @@ fn is_metadata_node(name: &str) -> bool {
 }
 
 /// Writes the configurations of a new cluster's nodes.
-fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
+fn create(state: &StateDirectory, arguments: &Up) -> Result<Vec<String>, Failure> {
     let user = rustix::process::geteuid().as_raw();
     let pools = match &arguments.directory {
         Some(directory) => directory.clone(),
@@ -225,7 +231,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
 }
 
 /// Number of a cluster's nodes beyond the members of its unit.
-fn count_spares(state: &State, nodes: &[String]) -> usize {
+fn count_spares(state: &StateDirectory, nodes: &[String]) -> usize {
     let first = nodes
         .first()
         .map(|node| NodeFile::read(&state.file(node, "toml")));
@@ -236,7 +242,7 @@ fn count_spares(state: &State, nodes: &[String]) -> usize {
 }
 
 /// Starts the nodes that do not run, all at a time.
-fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
+fn start(state: &StateDirectory, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
     let missing: Vec<_> = nodes
         .iter()
         .filter(|node| match process::running(state, node) {
@@ -272,7 +278,7 @@ fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
 
 /// Waits until the unit serves and its members are in sync. Members that still copy when the time has expired are not an
 /// error.
-fn wait(state: &State, nodes: &[String]) -> Outcome {
+fn wait(state: &StateDirectory, nodes: &[String]) -> Outcome {
     let start = Instant::now();
     let mut serves = false;
     let membership = DirectoryMembership::open(&state.membership());
@@ -315,7 +321,7 @@ fn are_in_sync(map: &ClusterMap) -> bool {
 /// Has one node mount the cluster in its process, and no other: the one that did before, or the one that leads. Returns its
 /// name, and the configurations that were changed, as they were before.
 fn choose_inside(
-    state: &State,
+    state: &StateDirectory,
     nodes: &[String],
     directory: &Path,
 ) -> Result<(String, Vec<NodeFile>), Failure> {
@@ -349,7 +355,7 @@ fn choose_inside(
 }
 
 /// The node that led last.
-fn last_primary(state: &State) -> Option<String> {
+fn last_primary(state: &StateDirectory) -> Option<String> {
     let membership = DirectoryMembership::open(&state.membership()).ok()?;
     let map = membership.read().ok()??;
     let primary = map.units.first()?.map.primary;
@@ -357,7 +363,7 @@ fn last_primary(state: &State) -> Option<String> {
 }
 
 /// Waits until a node has mounted the cluster in its process.
-fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
+fn wait_for_mount(state: &StateDirectory, node: &str, out: &mut dyn Write) -> Outcome {
     let start = Instant::now();
     while start.elapsed() < SERVE_WITHIN {
         let report = control::ask(state, node).and_then(|report| report.mount);
@@ -397,7 +403,7 @@ fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
     )))
 }
 
-fn mount(state: &State, directory: &Path, out: &mut dyn Write) -> Outcome {
+fn mount(state: &StateDirectory, directory: &Path, out: &mut dyn Write) -> Outcome {
     let source = state.source();
     if let Err(fuse::Error::Taken { directory, .. }) = fuse::make_free(directory)
         && state.mounted()?.contains(&directory)

@@ -241,9 +241,10 @@ impl Tree for Pool {
     }
 
     fn close(&self) -> Outcome {
-        match self.is_changed {
-            true => crate::pools::close(&self.file_system, &self.name),
-            false => Ok(()),
+        if !self.is_changed {
+            return Ok(());
         }
+        let closed = self.file_system.close();
+        closed.map_err(|error| Failure::at(self.name.display(), &error))
     }
 }
