@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 
-/// Removes a directory.
+/// Script that removes its first argument.
 const REMOVE: &str = r#"exec rm -rf --one-file-system -- "$1""#;
 
 /// A shell that runs a script when this is dropped, or when this process is killed.

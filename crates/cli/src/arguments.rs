@@ -168,7 +168,7 @@ pub enum Keys {
     },
 }
 
-/// Options for mounting.
+/// Arguments of `tako mount`.
 #[derive(Args)]
 pub struct Mount {
     /// The pool file or DAX device; with -o remount, the mounted directory
@@ -187,7 +187,7 @@ pub struct Mount {
     pub detached: bool,
 }
 
-/// Options for checking.
+/// Arguments of `tako check`.
 #[derive(Args)]
 pub struct Check {
     /// The pool file
@@ -200,7 +200,7 @@ pub struct Check {
     pub repair: bool,
 }
 
-/// Options for measuring.
+/// Arguments of `tako bench`.
 #[derive(Args)]
 pub struct Bench {
     /// Only the measurements with this in their name or their group's

@@ -42,7 +42,7 @@ struct Finding {
 pub struct Verdict {
     /// Findings that were repaired.
     pub repaired: usize,
-    /// Findings that remain.
+    /// Number of findings that are damage still.
     pub remaining: usize,
 }
 

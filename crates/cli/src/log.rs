@@ -17,7 +17,7 @@ const DAEMON_ERROR: u8 = 3 * 8 + 3;
 pub enum Log {
     /// Standard error of this process.
     Terminal,
-    /// The system's log.
+    /// The system's log, by way of `/dev/log`.
     System,
 }
 

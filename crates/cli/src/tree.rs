@@ -127,7 +127,7 @@ pub trait Tree {
     /// Removes the name at a path.
     fn remove_path(&self, path: &Path, is_directory: bool) -> Outcome;
 
-    /// Makes a directory.
+    /// Makes a directory with these permissions; its parent must exist.
     fn make_directory(&self, path: &Path, permissions: u32) -> Outcome;
 
     /// Makes a symbolic link.

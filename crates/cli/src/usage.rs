@@ -14,7 +14,7 @@ use crate::sizes::show_short_size;
 use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 
-/// Units of sizes.
+/// How sizes are printed.
 #[derive(Clone, Copy)]
 enum Unit {
     Short,

@@ -192,7 +192,7 @@ fn an_idle_cluster_and_its_mount_use_less_than_a_hundredth_of_a_processor() {
     panic!("{windows:.4?}");
 }
 
-/// Kills all nodes.
+/// Kills all nodes that `tako status` reports.
 fn stop(cluster: &Cluster) {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");

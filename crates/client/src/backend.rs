@@ -53,7 +53,7 @@ impl Inode {
 
 /// Calls of the backend without an inode.
 impl Backend {
-    /// The root directory.
+    /// Returns the root directory of the file system.
     #[inline]
     pub(crate) fn root(&self) -> Inode {
         match self {

@@ -132,7 +132,7 @@ struct Shared {
     inside: Option<Arc<dyn Inside>>,
     reader: Arc<AtomicU64>,
     read_ahead_max: Arc<AtomicUsize>,
-    /// Receiver of recalls.
+    /// Called with each recall of a lease.
     listener: Listener,
     /// What takes turns of waits for locks.
     turns: Arc<Mutex<Option<TurnListener>>>,
@@ -144,7 +144,7 @@ struct Shared {
     is_lost: AtomicBool,
     /// Cache of the front end's outcomes, if it has one.
     cache: OnceLock<Arc<dyn Renewable>>,
-    /// Every call fails.
+    /// Whether every call fails from now on.
     is_ended: AtomicBool,
 }
 

@@ -71,7 +71,7 @@ pub trait Requests: Send + Sync {
         0
     }
 
-    /// The root directory.
+    /// Returns the root directory of the cluster.
     fn root(&self) -> FileId {
         FileId::root(0)
     }

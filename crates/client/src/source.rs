@@ -32,7 +32,7 @@ const SCHEME: &str = "tako://";
 pub struct Source {
     /// `host:port` of nodes; none for a cluster of this host.
     pub hosts: Vec<String>,
-    /// The cluster's name.
+    /// Name of the cluster: 1–63 of a–z, 0–9 and '-'.
     pub name: String,
 }
 

@@ -154,7 +154,7 @@ pub enum Error {
         /// Path of the authority's certificate.
         authority: PathBuf,
     },
-    /// The system refused.
+    /// A system call on a file of keys failed.
     #[error("cannot {what} {path}: {source}; check the path and its permissions")]
     System {
         /// Attempted action, as a verb.

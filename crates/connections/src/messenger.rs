@@ -97,7 +97,7 @@ pub struct DialId(u64);
 /// An event that a messenger reports.
 #[derive(Debug)]
 pub enum Event {
-    /// A message, whole.
+    /// A whole message has arrived.
     Message {
         /// The link that it came over.
         link: LinkId,
@@ -138,7 +138,7 @@ pub enum Event {
     Transferred {
         /// Link that the event concerns.
         link: LinkId,
-        /// The caller's number.
+        /// Number that the caller gave to the transfer.
         id: u64,
         /// The data read; nothing for a write. `None`: nothing was done, since the memory or the range does not exist.
         outcome: Option<Bytes>,

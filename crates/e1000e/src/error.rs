@@ -20,7 +20,7 @@ pub enum Error {
     Bound {
         /// PCI address of the adapter.
         address: String,
-        /// The group's number.
+        /// Number of the IOMMU group.
         group: String,
     },
     /// The device is another one.
@@ -30,7 +30,7 @@ pub enum Error {
     Foreign {
         /// PCI address of the adapter.
         address: String,
-        /// Vendor and device.
+        /// Vendor and device, as four hexadecimal digits each.
         found: String,
     },
     /// The memory is invisible to adapters.
@@ -49,14 +49,14 @@ pub enum Error {
         /// A phrase with a verb.
         what: &'static str,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what} {subject}: {source}; `dmesg` may say more")]
     System {
         /// A verb with its preposition.
         what: &'static str,
         /// The device or file.
         subject: String,
-        /// The kernel's error.
+        /// Error of the system.
         source: io::Error,
     },
 }

@@ -47,7 +47,7 @@ pub const RAH0: u32 = 0x0_5404;
 /// Transmit control (10.2.6.1).
 pub const TCTL: u32 = 0x0_0400;
 pub const TCTL_EN: u32 = 1 << 1;
-/// Pads short frames.
+/// Makes the adapter pad short frames to 64 bytes.
 pub const TCTL_PSP: u32 = 1 << 3;
 /// Collision threshold and distance for full duplex.
 pub const TCTL_FULL_DUPLEX: u32 = 0x0f << 4 | 0x3f << 12;

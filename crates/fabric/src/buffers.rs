@@ -41,7 +41,7 @@ pub struct Class {
 /// Where a buffer's data is, for a peer; 32 bytes in its descriptor area and in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferDescriptor {
-    /// The pool's memory.
+    /// Memory of the pool of buffers.
     pub region: RegionDescriptor,
     /// Where the data begins in it.
     pub offset: u64,

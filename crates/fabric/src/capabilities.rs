@@ -47,7 +47,7 @@ pub struct Capabilities {
 pub enum Provider {
     /// Memory of the same host.
     Shm,
-    /// An RDMA adapter.
+    /// RDMA requests of an adapter, by libibverbs.
     Verbs,
     /// Frames of an Ethernet interface.
     Ethernet,

@@ -12,7 +12,7 @@ pub enum Error {
     /// This transport cannot use the memory.
     #[error("{memory} cannot be registered with {provider}: {reason}")]
     Memory {
-        /// Transport that refused.
+        /// Transport that cannot use the memory.
         provider: Provider,
         /// Kind of the memory.
         memory: String,
@@ -30,7 +30,7 @@ pub enum Error {
     QueueOptions {
         /// Name of the option.
         option: &'static str,
-        /// The given value.
+        /// Value that was given.
         value: u64,
         /// The least that it can be.
         least: u64,
@@ -46,15 +46,15 @@ pub enum Error {
     /// The transport cannot do this at all.
     #[error("{provider} has no {what}; check its capabilities first")]
     Unsupported {
-        /// Transport that refused.
+        /// Transport that lacks the feature.
         provider: Provider,
-        /// The requested feature.
+        /// Feature that was requested.
         what: &'static str,
     },
     /// The transport that must be used is not there.
     #[error("{provider} was asked for and cannot be used: {source}")]
     Forced {
-        /// Transport that refused.
+        /// Transport that cannot be used.
         provider: Provider,
         /// Why not, and what to do.
         source: Box<Error>,
@@ -68,7 +68,7 @@ pub enum Error {
     /// The endpoint is not, or no longer.
     #[error("there is no such endpoint; it was closed or lost")]
     NoEndpoint,
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what}: {source}; {remedy}")]
     System {
         /// The attempted action, with its object: "listen at 10.0.0.1:7000".

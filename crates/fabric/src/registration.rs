@@ -17,11 +17,11 @@ pub struct Access(u8);
 impl Access {
     /// Nothing: for buffers that only this side names.
     pub const LOCAL: Access = Access(0);
-    /// Permission to load.
+    /// The peer may load from the memory.
     pub const READ: Access = Access(1);
-    /// Permission to store.
+    /// The peer may store to the memory.
     pub const WRITE: Access = Access(2);
-    /// Compare-and-swap and fetch-and-add.
+    /// The peer may execute compare-and-swap and fetch-and-add on the memory.
     pub const ATOMIC: Access = Access(4);
     /// All three permissions together.
     pub const ALL: Access = Access(7);

@@ -202,7 +202,7 @@ pub trait Transport: Send {
         })
     }
 
-    /// Leaves a group.
+    /// Leaves a group: no more of its messages arrive.
     fn leave(&mut self, group: GroupId) {
         let _ = group;
     }
@@ -273,7 +273,7 @@ pub struct Export {
 /// Where a group meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupAddress {
-    /// A multicast address.
+    /// Multicast address of the group.
     pub address: std::net::Ipv4Addr,
     /// A port, for transports that have some.
     pub port: u16,
@@ -367,7 +367,7 @@ pub enum Report {
     },
     /// The endpoint is of no use any more, whatever was outstanding.
     Lost {
-        /// Endpoint that ended.
+        /// Number of the endpoint, which is not used again.
         endpoint: EndpointId,
         /// Reason of the end.
         failure: Failure,

@@ -84,7 +84,7 @@ pub enum Work<'a> {
     FetchAndAdd {
         /// A multiple of 8.
         at: Remote,
-        /// Value to add.
+        /// Number that is added to the word, modulo 2^64.
         addend: u64,
     },
     /// Message to the peer.
@@ -125,7 +125,7 @@ impl Work<'_> {
 /// A request to an endpoint: its number, and the work to do.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// The caller's number.
+    /// Number that the caller gives to the request; its completion carries it.
     pub id: WrId,
     /// Whether the caller wants a report when it is done. Failures are always reported.
     pub notify: bool,

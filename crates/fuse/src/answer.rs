@@ -77,7 +77,7 @@ fn plain(attributes: &Attributes) -> wire::Attr {
 
 /// Attributes for `statx(2)`, which has the time of creation besides.
 pub fn extended(attributes: &Attributes, cache: Duration) -> wire::StatxOut {
-    /// `STATX_BASIC_STATS` and `STATX_BTIME`.
+    /// The fields that statx(2) is given: `STATX_BASIC_STATS` and `STATX_BTIME`.
     const MASK: u32 = 0xfff;
     let time = |nanoseconds| {
         let (seconds, nanoseconds) = seconds(nanoseconds);

@@ -17,7 +17,7 @@ pub enum Error {
     /// The mount point is one already.
     #[error("{} shows {from} already; unmount it first, or choose another directory", directory.display())]
     Taken {
-        /// The mount point.
+        /// Directory that was to be mounted on.
         directory: PathBuf,
         /// What is mounted there.
         from: String,
@@ -31,7 +31,7 @@ pub enum Error {
     /// Unmounted, but the serving process continues.
     #[error("{} is unmounted, but {} stays in use; a container may still show the mount", directory.display(), pool.display())]
     PoolHeld {
-        /// The mount point.
+        /// Directory that was to be mounted on.
         directory: PathBuf,
         /// Pool that was mounted there.
         pool: PathBuf,
@@ -52,7 +52,7 @@ pub enum Error {
         directory.display()
     )]
     Helper {
-        /// The mount point.
+        /// Directory that was to be mounted on or unmounted.
         directory: PathBuf,
         /// Message of the program.
         message: String,
@@ -91,7 +91,7 @@ pub enum Error {
     /// The conversation with the kernel could not be started, or broke off.
     #[error("the kernel's FUSE session at {} failed: {source}; see the kernel's log", directory.display())]
     Session {
-        /// The mount point.
+        /// Directory that the mount showed.
         directory: PathBuf,
         /// Cause of the failure.
         source: io::Error,
@@ -101,7 +101,7 @@ pub enum Error {
     System {
         /// The attempted action, as a verb.
         what: &'static str,
-        /// The mount point.
+        /// Directory that was to be mounted on or unmounted.
         directory: PathBuf,
         /// Error of the system.
         source: io::Error,

@@ -18,7 +18,7 @@ pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.tako";
 /// A mount of a Tako file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// The mount point.
+    /// The directory that it is mounted on.
     pub directory: PathBuf,
     /// The name that the mount was given: the pool's path.
     pub source: PathBuf,

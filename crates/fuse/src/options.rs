@@ -76,7 +76,7 @@ pub enum Choice {
     Auto,
     /// A queue of each processor, or an error.
     Uring,
-    /// Reading the device.
+    /// By read(2) from the device, also where the kernel has queues.
     Classic,
 }
 

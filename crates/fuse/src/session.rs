@@ -161,7 +161,7 @@ impl MountSession {
     }
 }
 
-/// The answering threads.
+/// The threads of a mount, and what they work on.
 struct Answering {
     /// They end with the mount.
     threads: Vec<JoinHandle<io::Result<()>>>,

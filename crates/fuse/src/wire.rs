@@ -12,7 +12,7 @@ pub const MINOR_LEAST: u32 = 31;
 /// The minor version that brought [`notice::EXPIRE_ONLY`], Linux 6.2.
 pub const MINOR_EXPIRE_ONLY: u32 = 38;
 
-/// Kinds of requests.
+/// Numbers of the kinds of requests, as in `enum fuse_opcode`.
 pub mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;

@@ -151,7 +151,7 @@ impl Acl {
     /// The extended attribute of the list that counts, and of the one that a directory hands on.
     pub const NAMES: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 
-    /// The attribute's value.
+    /// Returns the attribute's value, in the form of Linux.
     pub fn value(&self) -> Vec<u8> {
         let basic = |tag: u16, shift: u32| (tag, self.mode >> shift & 7, u32::MAX);
         let users = self.users.iter();
@@ -291,7 +291,7 @@ pub fn facts_agree(one: &Facts, other: &Facts) -> bool {
 
 /// A file system that operations can be tried on.
 pub trait System {
-    /// Executes one operation.
+    /// Executes one operation and returns its answer.
     fn apply(&mut self, operation: &Call) -> Answer;
 }
 

@@ -231,7 +231,7 @@ impl System for Embedded {
 }
 
 impl Embedded {
-    /// Operations on attributes.
+    /// Operations on attributes, extended attributes and access control lists.
     fn apply_to_attributes(&self, operation: &Call) -> Answer {
         use Call::*;
         let fs = &self.file_system;

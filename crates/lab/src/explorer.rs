@@ -232,7 +232,7 @@ impl Explorer {
         self.fault = fault;
     }
 
-    /// Counts so far.
+    /// Returns counts of what was examined so far.
     pub fn counts(&self) -> Counts {
         self.inspector.counts
     }
@@ -392,7 +392,7 @@ const IMAGES_TO_GO_ON: usize = 16;
 /// A step of a long workload.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Executes an operation.
+    /// An operation is executed.
     Do(Call),
     /// An operation in which the power fails, at a moment and with an image that the number chooses.
     CrashIn(Call, u64),

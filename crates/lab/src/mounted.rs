@@ -401,7 +401,7 @@ impl MountedSystem {
         Ok(Outcome::Done)
     }
 
-    /// Operations on attributes.
+    /// Operations on attributes, extended attributes and access control lists.
     fn apply_to_attributes(&self, operation: &Call) -> Answer {
         use Call::*;
         match operation {

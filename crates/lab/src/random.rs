@@ -213,7 +213,7 @@ impl Generator {
         self.random.next_number()
     }
 
-    /// The next operation.
+    /// Draws the next operation.
     pub fn operation(&mut self) -> Call {
         let choice = self.random.below(100);
         let operation = if choice < self.mix.data {

@@ -30,7 +30,7 @@ struct Image<'a> {
 /// Selects the compared part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Every reachable byte.
+    /// All reachable bytes, data of files too.
     Whole,
     /// Every reachable byte except data of files.
     Metadata,

@@ -13,7 +13,7 @@ const BLOCKS_MAX: u64 = 32;
 /// Readable contents of one inode; `None` stands for an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SalvagedFile {
-    /// Result of stat.
+    /// Attributes, as stat returned them.
     pub attributes: Attributes,
     /// Blocks of a file, or the target of a link.
     pub blocks: BTreeMap<u64, Option<Vec<u8>>>,

@@ -40,10 +40,10 @@ pub enum ErrorCode {
     /// Names have at most 255 bytes.
     #[error("the name is longer than 255 bytes")]
     NameTooLong = 7,
-    /// No free block.
+    /// No free block is left in the pool.
     #[error("the pool is full; remove files or use a larger pool")]
     NoSpace = 8,
-    /// No free inode.
+    /// No free inode is left in the pool.
     #[error("the pool's inode table is full; remove files or make a pool with more inodes")]
     NoInodes = 9,
     /// An inode can have 65 000 links.

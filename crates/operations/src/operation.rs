@@ -16,7 +16,7 @@ pub const WAIT_ENDED: u64 = 2;
 pub struct Held {
     /// File that is held.
     pub file: FileId,
-    /// Number of holds.
+    /// Number of times that the session holds the file.
     pub count: u64,
 }
 
@@ -36,7 +36,7 @@ pub enum Operation {
         /// Whether the session takes a hold of the file.
         hold: bool,
     },
-    /// Outcome: file, attributes.
+    /// Reads the attributes of a file. Outcome: file, attributes.
     Attributes {
         /// File that the operation applies to.
         file: FileId,
@@ -82,7 +82,7 @@ pub enum Operation {
         file: FileId,
         /// The directory of the new name.
         directory: FileId,
-        /// The new name.
+        /// The new name, of 1 to 255 bytes.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
@@ -102,16 +102,16 @@ pub enum Operation {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// Moves a name.
+    /// Gives a file a new name in place of an old one, in one change.
     Rename {
-        /// The old directory.
+        /// Directory that has the old name.
         directory: FileId,
-        /// The old name.
+        /// The old name, of 1 to 255 bytes.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// The new directory.
+        /// Directory that gets the new name.
         new_directory: FileId,
-        /// The new name.
+        /// The new name, of 1 to 255 bytes.
         #[serde(with = "serde_bytes")]
         new_name: Vec<u8>,
         /// How to treat an existing new name.
@@ -208,7 +208,7 @@ pub enum Operation {
     Fallocate {
         /// File that the operation applies to.
         file: FileId,
-        /// Change to make.
+        /// What happens to the range.
         mode: Fallocate,
         /// Offset of the first byte.
         offset: u64,
@@ -300,7 +300,7 @@ pub enum Operation {
     UnlockHandle {
         /// File that the operation applies to.
         file: FileId,
-        /// The open file.
+        /// Number of the open file, as in the owner of its locks.
         handle: u64,
     },
     /// Returns when all changes of the file are persistent at all members in sync.

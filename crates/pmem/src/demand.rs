@@ -305,7 +305,7 @@ impl<F: Fill> Drop for DemandPages<F> {
     }
 }
 
-/// The users' mapping.
+/// The mapping that users read: its pages are filled when they are accessed.
 struct ReadOnly {
     base: NonNull<u8>,
     length: usize,

@@ -39,7 +39,7 @@ struct State {
     moment: Moment,
     /// The flushes of each thread since its last fence.
     flushed: HashMap<ThreadId, Vec<Flushed>>,
-    /// Stores so far.
+    /// Number of stores so far.
     sequence: u64,
     fences: u64,
     fault: Fault,

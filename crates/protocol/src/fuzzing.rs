@@ -103,9 +103,9 @@ struct World {
     /// Where the pool's records end.
     tail: Sequence,
     intents: VecDeque<Intent>,
-    /// Completions come later.
+    /// Whether intents complete later, not at once.
     is_slow: bool,
-    /// The last message.
+    /// The message that arrived last, to be repeated.
     last: Vec<u8>,
     /// The number of the member's last question for rejoining.
     asked: u64,

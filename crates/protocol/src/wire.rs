@@ -97,9 +97,9 @@ pub enum Body {
     },
     /// Answer to a heartbeat: a lease, and how far the member's records reach.
     Lease {
-        /// The heartbeat's time.
+        /// The time that the heartbeat carried, by the primary's clock, in nanoseconds.
         sent_at_ns: u64,
-        /// The member's tail.
+        /// Position at which the member's records end.
         tail: u64,
         /// Whether it takes no record without its data, so that its tail counts.
         is_caught_up: bool,
@@ -143,14 +143,14 @@ pub enum Body {
     },
     /// The member's records reach this far, and are persistent.
     Tail {
-        /// The member's tail.
+        /// Position at which the member's records end.
         tail: u64,
         /// Whether it takes no record without its data, so that its tail counts.
         is_caught_up: bool,
     },
     /// Records from here on are missing.
     Gap {
-        /// The member's tail.
+        /// Position at which the member's records end.
         from: u64,
     },
     /// Image bytes are missing.
@@ -164,7 +164,7 @@ pub enum Body {
     },
     /// Bytes of the sender's image.
     Range {
-        /// Reason, as requested.
+        /// Reason for the fetch, as it was requested.
         fetch: Fetch,
         /// Offset of the first byte.
         offset: u64,
@@ -210,7 +210,7 @@ pub enum Body {
         /// Number of the session.
         session: u64,
     },
-    /// Answer to it.
+    /// Answer to [`Body::OpenKey`].
     KeyOpened {
         /// Number of the session.
         session: u64,
@@ -231,12 +231,12 @@ pub enum Body {
     OpenSession,
     /// The session, in the envelope, and the number of requests that it may have in flight.
     SessionOpened {
-        /// Number of slots.
+        /// Number of requests that the session may have in flight, 1 to 63.
         slots: u16,
     },
     /// A client is there.
     KeepAlive,
-    /// Answer to it.
+    /// Answer to [`Body::KeepAlive`].
     Alive {
         /// All members in sync have the records below.
         confirmed: u64,
@@ -288,7 +288,7 @@ pub enum Body {
         /// Inodes of the leases.
         inodes: Vec<u64>,
     },
-    /// Answer to it.
+    /// Answer to [`Body::Renew`].
     Renewed {
         /// They end this long after the question was sent, by any clock.
         lasts_ns: u64,
@@ -350,7 +350,7 @@ pub enum Body {
 /// A message between processes: its envelope and its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Sender and subject.
+    /// Sender of the message, and the unit and request that it is about.
     pub envelope: Envelope,
     /// Contents of the message.
     pub body: Body,

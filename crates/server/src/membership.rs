@@ -16,11 +16,11 @@ pub enum MembershipError {
     /// A system call failed.
     #[error("cannot {action} the cluster map {path}: {source}; {advice}")]
     System {
-        /// Action that failed.
+        /// Action that failed, as a verb.
         action: &'static str,
         /// Path of the cluster map.
         path: String,
-        /// Why it failed.
+        /// Error of the system.
         source: std::io::Error,
         /// Advice for the user.
         advice: &'static str,

@@ -65,7 +65,7 @@ enum Input {
     Map(ClusterMap),
     /// A proposal has ended; this is the map that is current.
     Proposed(ClusterMap),
-    /// Report the status.
+    /// Another thread asks for the status of the node.
     Status(Sender<NodeStatus>),
     /// Keep messages for a client inside from now on.
     Attach(Outbox),

@@ -32,7 +32,7 @@ const SHIPMENT_BYTES: u64 = 1 << 20;
 /// Why a pool cannot execute an intent.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The store fails.
+    /// The store cannot execute it.
     #[error(transparent)]
     Store(#[from] Error),
     /// Its memory or file cannot get longer.

@@ -20,7 +20,7 @@ pub enum Rank {
     ReplyFile,
     /// Lock of the block that receives the reply.
     Reply,
-    /// Lock of reclaiming.
+    /// Lock of the thread that reclaims a part of the ring.
     Reclaiming,
     /// Lock of one of the tables of nodes.
     Table,

@@ -272,7 +272,7 @@ pub enum Kind {
 /// Status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The request succeeded.
+    /// The request was executed.
     Success,
     /// The message was longer than the memory for it.
     LocalLength,

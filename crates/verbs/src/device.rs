@@ -319,7 +319,7 @@ struct Listed<'a> {
     device: *mut c_void,
 }
 
-/// An open device.
+/// An open device, which is closed when this is dropped.
 struct Opened {
     verbs: &'static Verbs,
     context: *mut ffi::ibv_context,

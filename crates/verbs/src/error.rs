@@ -24,7 +24,7 @@ pub enum Error {
         name: &'static str,
         /// The packages of Debian it comes in.
         packages: &'static str,
-        /// The missing function.
+        /// Name of the function that the library lacks.
         function: &'static str,
     },
     /// The machine has no RDMA device, or no library for its kind.
@@ -36,9 +36,9 @@ pub enum Error {
     /// No device, port or GID is as wanted.
     #[error("there is no {wanted}; there are: {present}")]
     NotFound {
-        /// The requested device.
+        /// Device, port and GID that were requested.
         wanted: String,
-        /// The available devices.
+        /// Those that are present.
         present: String,
     },
     /// None of the ports that could be chosen is active.
@@ -101,7 +101,7 @@ pub enum Error {
         /// Error of the connection manager.
         reason: String,
     },
-    /// Any other failure.
+    /// The library, the kernel or the device refused a request for another reason.
     #[error(
         "cannot {what} {device}: {source}; check the device with `rdma link` and the kernel's log"
     )]

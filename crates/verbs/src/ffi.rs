@@ -207,7 +207,7 @@ pub struct Datagram {
 }
 
 functions! {
-    /// Functions of libibverbs.
+    /// The functions of libibverbs that are called.
     Verbs, "libibverbs.so.1", "libibverbs1 ibverbs-providers" {
         ibv_get_device_list(*mut c_int) -> *mut *mut c_void;
         ibv_free_device_list(*mut *mut c_void);
@@ -243,7 +243,7 @@ functions! {
 }
 
 functions! {
-    /// Functions of librdmacm.
+    /// The functions of librdmacm that are called.
     ConnectionManager, "librdmacm.so.1", "librdmacm1" {
         rdma_create_event_channel() -> *mut rdma_event_channel;
         rdma_destroy_event_channel(*mut rdma_event_channel);

@@ -58,7 +58,7 @@ pub struct GidEntry {
 /// A port of a device.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// The device's name.
+    /// Name of the device, as `rdma link` shows it.
     pub device: String,
     /// Its number, from 1.
     pub number: u8,

@@ -66,7 +66,7 @@ pub struct Peer {
     pub reads_served: u8,
     /// Own ones that this end has in flight, at most.
     pub reads_begun: u8,
-    /// The port's address.
+    /// Address of this end's port.
     pub gid: Gid,
 }
 

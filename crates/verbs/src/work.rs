@@ -82,7 +82,7 @@ pub enum Verb<'a> {
         into: Piece<'a>,
         /// Where the word is.
         remote: Remote,
-        /// Value to add.
+        /// Number that is added to the word, modulo 2^64.
         add: u64,
     },
 }

@@ -41,7 +41,7 @@ const MAP_TYPE_SOCKETS: u32 = 17;
 const MAP_FLAG_MAPPED: u32 = 1 << 10;
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
-/// XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE.
+/// Flags of attaching: XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE.
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 /// Flag of programs that accept frames in several buffers: BPF_F_XDP_HAS_FRAGS.

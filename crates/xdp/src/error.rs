@@ -68,21 +68,21 @@ pub enum Error {
         /// Kind of the memory.
         memory: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot {what} {interface}: {source}; `dmesg` may say more")]
     System {
         /// A verb with its preposition.
         what: &'static str,
         /// Name of the interface.
         interface: String,
-        /// The kernel's error.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 /// Capabilities that are needed, by number.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (39, "CAP_BPF")];
-/// CAP_SYS_ADMIN includes CAP_BPF.
+/// Number of CAP_SYS_ADMIN, which includes CAP_BPF.
 const SYS_ADMIN: u32 = 21;
 
 /// Names of the needed capabilities that this thread lacks.

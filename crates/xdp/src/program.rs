@@ -10,7 +10,7 @@ const HEADER: i32 = 16;
 
 /// Actions, as the kernel numbers them.
 const PASS: i32 = 2;
-/// The helper bpf_redirect_map.
+/// Number of the helper bpf_redirect_map.
 const REDIRECT_MAP: i32 = 51;
 
 /// Fields of `struct xdp_md`.
@@ -18,7 +18,7 @@ const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const RX_QUEUE: i16 = 16;
 
-/// The helper bpf_xdp_adjust_head.
+/// Number of the helper bpf_xdp_adjust_head.
 const ADJUST_HEAD: i32 = 44;
 const DROP: i32 = 1;
 /// The helper bpf_xdp_get_buff_len: data_end is the end of a long frame's first part only.

@@ -14,7 +14,7 @@ use server::node::{GroupMode, NodeConfig};
 use crate::failure::Failure;
 use crate::sizes::parse_size;
 
-/// Contents of `node.toml`.
+/// A node's configuration, with the keys that examples/node.toml explains.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeFile {
@@ -93,7 +93,7 @@ pub fn spare_after() -> u32 {
 }
 
 impl NodeFile {
-    /// Reads a configuration.
+    /// Reads a configuration; an error names its line.
     pub fn read(path: &Path) -> Result<NodeFile, Failure> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|error| Failure::host("read", path, &error))?;
@@ -109,7 +109,7 @@ impl NodeFile {
         })
     }
 
-    /// Writes a configuration.
+    /// Writes a configuration, in place of the file that is there.
     pub fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = toml::to_string(self)
             .map_err(|error| Failure::Failed(format!("cannot describe {}: {error}", self.name)))?;

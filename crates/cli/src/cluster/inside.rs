@@ -36,7 +36,7 @@ const REPORT_WITHIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountReport {
     pub directory: PathBuf,
-    /// The mounted cluster.
+    /// Source of the mounted cluster, as `tako://HOSTS/NAME`.
     pub source: String,
     pub stage: Stage,
     /// How requests come from the kernel, or why the mount has ended.

@@ -17,7 +17,7 @@ use crate::location::{PoolPath, last_name};
 
 /// A pool under the name that the user gave it.
 pub struct Pool {
-    /// The pool's path.
+    /// The pool's path, or the source of a cluster.
     pub name: PathBuf,
     /// The file system in it.
     pub file_system: FileSystem,

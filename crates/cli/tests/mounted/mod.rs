@@ -14,7 +14,7 @@ const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// A mount that is served by a child of this process.
 pub struct Mounted {
     pub directory: String,
-    /// The serving process.
+    /// The process that serves the mount.
     pub child: Child,
 }
 

@@ -57,7 +57,7 @@ impl Embedded {
     }
 }
 
-/// Attributes and lifetime.
+/// Attributes of inodes, and references that keep them alive.
 impl Embedded {
     #[inline]
     pub(super) fn attributes(&self, inode: &LiveInode) -> Result<Attributes> {
@@ -116,7 +116,7 @@ impl Embedded {
     }
 }
 
-/// Operations on names.
+/// Operations on the names in directories.
 impl Embedded {
     #[inline]
     pub(super) fn lookup(&self, directory: &LiveInode, name: &[u8]) -> Result<Arc<LiveInode>> {
@@ -310,7 +310,7 @@ impl Embedded {
     }
 }
 
-/// Operations on data.
+/// Operations on the data of files.
 impl Embedded {
     #[inline]
     pub(super) fn read(&self, inode: &LiveInode, offset: u64, into: &mut [u8]) -> Result<usize> {

@@ -261,7 +261,7 @@ impl Remote {
         self.0.requests.end();
     }
 
-    /// Executes an operation.
+    /// Has the cluster execute an operation, unless the cache has its outcome.
     fn call(&self, operation: Operation) -> Result<Outcome> {
         if operation.validate().is_err() {
             return Err(refusal(&operation).into());

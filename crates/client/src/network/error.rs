@@ -5,7 +5,7 @@ use std::io;
 /// Reasons why a cluster is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No node answers.
+    /// No node of the cluster answers.
     #[error("connecting to the cluster failed: {0}")]
     Unreachable(String),
     /// The nodes are of another cluster.

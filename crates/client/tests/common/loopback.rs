@@ -245,7 +245,7 @@ impl Loopback {
         numbers
     }
 
-    /// Keeps a wait.
+    /// Keeps a wait for a lock until it is granted or cancelled.
     fn wait(&self, file: FileId, lock: &Lock, number: u64) -> Outcome {
         let mut ended = self.ended.lock().expect("no test panics here");
         if mem::take(&mut self.link.state().ends_waits) {
@@ -308,7 +308,7 @@ impl Loopback {
         }
     }
 
-    /// Operations on locks.
+    /// Executes an operation on locks; `None` if it is none.
     fn lock(&self, operation: &Operation) -> Option<Outcome> {
         let locks = &self.locks;
         let done = |()| Outcome::done();

@@ -9,7 +9,7 @@ use super::super::suite::Random;
 use super::liar::Lied;
 use super::{BLOCK, BLOCKS};
 
-/// Kinds of packets.
+/// Kinds of packets, as `docs/ETHERNET.md` numbers them.
 const AIM: u8 = 9;
 const AIMED: u8 = 10;
 const PLACED: u8 = 11;

@@ -13,7 +13,7 @@ use super::super::raw::{Packet, RawHost};
 use super::super::suite::{Random, Side};
 use super::{BLOCK, BLOCKS, Placing};
 
-/// Kinds of packets.
+/// Kinds of packets, as `docs/ETHERNET.md` numbers them.
 const DATA: u8 = 6;
 const PROBE: u8 = 17;
 const LAST_KIND: u64 = 21;

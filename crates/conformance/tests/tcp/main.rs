@@ -73,7 +73,7 @@ pub fn join(near: &mut Queue, far: &mut Queue) -> (EndpointId, EndpointId) {
     (to_far, to_near)
 }
 
-/// An inline message.
+/// Returns a request that sends these bytes inline.
 pub fn message(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
     WorkRequest::new(
         id,

@@ -31,9 +31,9 @@ pub enum Trouble {
     Closed,
     /// The peer sent an invalid message.
     Malformed(Malformed),
-    /// Mutual authentication failed.
+    /// TLS failed, mostly since one side does not trust the other.
     Tls(rustls::Error),
-    /// The system failed.
+    /// A system call on the socket failed.
     System(io::Error),
 }
 

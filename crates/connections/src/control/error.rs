@@ -43,7 +43,7 @@ pub enum Error {
     /// The peer could not prove that it may connect, or reports the same of this node.
     #[error("{peer} is not trusted: {reason}")]
     Stranger {
-        /// The presumed peer.
+        /// Address of the peer, or the name that it claims.
         peer: String,
         /// Why, and what to do.
         reason: String,
@@ -106,7 +106,7 @@ pub enum Error {
         /// Cluster of the peer.
         theirs: String,
     },
-    /// Another node answered.
+    /// Another node than the expected one answered.
     #[error("{peer} is node {found}, not {expected}; check the address")]
     Node {
         /// Peer of the connection.
@@ -138,7 +138,7 @@ pub enum Error {
         /// Error of the transport.
         source: fabric::Error,
     },
-    /// The system failed.
+    /// A system call on the connection failed.
     #[error("the connection with {peer} failed: {source}; check the system's limits")]
     System {
         /// Peer of the connection.

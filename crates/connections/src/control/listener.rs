@@ -28,7 +28,7 @@ const ARRIVALS_MAX: usize = 64;
 /// Counts of events of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Connections that came.
+    /// Connections that were accepted, whatever became of them.
     pub connected: u64,
     /// Callers that were given out.
     pub admitted: u64,
@@ -84,7 +84,7 @@ enum Step {
     Hello,
     Choice(Hello),
     Offer(Choice),
-    /// Everything was received.
+    /// The peer has sent everything.
     Ready(Choice, Parameters),
 }
 

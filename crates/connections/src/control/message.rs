@@ -34,7 +34,7 @@ pub const TOLD_MAX: usize = 512;
 pub const REASON_MAX: usize = 512;
 
 const MAGIC: [u8; 8] = *b"takoctl\n";
-/// As in `sockaddr_un`.
+/// Longest path in a `sockaddr_un`, in bytes.
 const PATH_MAX: usize = 107;
 
 /// Why bytes are no message.
@@ -116,7 +116,7 @@ pub enum Message {
     Released { name: u64 },
     /// What the layers above tell each other here, since it is secret.
     Told(Hidden),
-    /// The last one.
+    /// The last message of a side that ends the connection in good order.
     Goodbye,
     /// The last one, too: why nothing comes of it.
     Refused(String),
@@ -428,7 +428,7 @@ fn put(frame: &mut Vec<u8>, bytes: &[u8]) {
     frame.extend(bytes);
 }
 
-/// The unread fields.
+/// The fields that are not read yet.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

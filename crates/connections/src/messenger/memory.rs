@@ -49,7 +49,7 @@ pub enum Direction {
 /// One-sided access to a peer's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// The caller's number.
+    /// Number that the caller gives to the transfer; its outcome carries it.
     pub id: u64,
     /// The peer's name of the memory.
     pub name: u64,
@@ -275,7 +275,7 @@ impl Messenger {
     }
 }
 
-/// Reads at once.
+/// Reads by loads, without a request, where the transport maps the peer's memory.
 fn load(queue: &mut Queue, endpoint: EndpointId, from: (Remote, u32)) -> Attempt {
     let mut bytes = Vec::new();
     match queue.load(endpoint, from, &mut bytes) {

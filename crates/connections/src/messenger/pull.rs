@@ -191,7 +191,7 @@ pub struct Pulls {
     filled: Option<Buffer>,
     /// Whether the control connection has the peer's pool.
     pub is_announced: bool,
-    /// The peer's pool.
+    /// The peer's pool, once it has exported one.
     imported: Option<RemoteRegion>,
     /// Whether the peer has to learn that this side can pull.
     owes_ready: bool,

@@ -237,7 +237,7 @@ impl Links {
         ends.filter(|until| now < *until).max()
     }
 
-    /// Cuts one direction.
+    /// Drops messages in one direction until then, in nanoseconds; a longer cut stays.
     pub fn cut(&mut self, from: u32, to: u32, until: Time) {
         prolong(self.cuts.entry((from, to)).or_default(), until);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::pass_on;
 use fabric::{EndpointId, Failure, Report, Request, Transport};
 
-/// Faults to inject.
+/// Faults that the wrapper injects; none by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// One of so many counts of credits arrives; 0: all do.

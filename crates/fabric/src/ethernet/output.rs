@@ -321,7 +321,7 @@ pub const AIMED: u64 = 1 << 32;
 
 /// Needs of the next request.
 enum Turn {
-    /// Packets, as usual.
+    /// The request travels in packets, as usual.
     Packets,
     /// Something that has to come first.
     Waits,

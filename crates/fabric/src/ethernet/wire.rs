@@ -46,7 +46,7 @@ pub struct Header {
     pub reserved: u8,
     /// Bytes of the body.
     pub length: U32,
-    /// The receiver's endpoint.
+    /// Number of the receiver's endpoint.
     pub endpoint: U32,
     pub immediate: U32,
     /// Number of the packet; with [`UNSEQUENCED`] set, of those that are not repeated.

@@ -60,7 +60,7 @@ fn post(queue: &mut Queue, to: EndpointId, request: &WorkRequest<'_>) {
     }
 }
 
-/// The next event.
+/// Polls until there is an event.
 fn await_event(queue: &mut Queue) -> Event {
     let mut events = Vec::new();
     let count = queue.wait(&mut events, PATIENCE);

@@ -77,7 +77,7 @@ pub const HEADS_BYTES: usize = HEAD_BYTES + size_of::<Operands>();
 
 /// The sender waits for the acknowledgement.
 pub const SIGNALED: u8 = 1;
-/// `immediate` means something.
+/// The field `immediate` holds a word of the sender.
 pub const IMMEDIATE: u8 = 2;
 /// The sender of a credit asks for the receiver's count.
 pub const ASK: u8 = 4;

@@ -94,7 +94,7 @@ pub struct Input {
 /// State that the endpoints of a queue share.
 pub struct Shared<'a> {
     pub table: &'a Table,
-    /// Buffers for messages.
+    /// Buffers that wait for messages of any endpoint.
     pub free: &'a mut Vec<Supplied>,
     pub reports: &'a mut Vec<Report>,
 }
@@ -218,7 +218,7 @@ impl Link {
 }
 
 impl Incoming {
-    /// The missing part.
+    /// Number of bytes that have not arrived yet.
     fn rest(&self) -> u64 {
         self.length - self.done
     }

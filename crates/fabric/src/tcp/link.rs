@@ -158,7 +158,7 @@ impl Link {
         }
     }
 
-    /// Reports completed requests.
+    /// Reports requests that have completed, in their order.
     pub fn settle(&mut self, reports: &mut Vec<Report>) {
         self.requests.settle(self.id, self.output.first(), reports);
     }

@@ -23,7 +23,7 @@ pub struct ReceiveBuffers {
 }
 
 struct Known {
-    /// Keeps the memory.
+    /// Keeps the memory registered while the adapter may write there.
     registration: Registration,
     /// The adapter's name for it.
     local: Arc<::verbs::Registration>,

@@ -75,7 +75,7 @@ struct Directories {
 pub(super) struct KernelCache {
     /// The kernel can be made to ask for a name again.
     expires_names: AtomicBool,
-    /// Recalls so far.
+    /// Number of recalls so far.
     recalls: AtomicU64,
     /// Answers that promise something and are not with the kernel yet, after an even and an odd number of recalls.
     answering: [AtomicUsize; 2],

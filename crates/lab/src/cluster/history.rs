@@ -299,7 +299,7 @@ impl History {
         self.expirations.push((client, from, to));
     }
 
-    /// Number of operations.
+    /// Number of operations that were invoked.
     pub fn len(&self) -> usize {
         self.records.len()
     }

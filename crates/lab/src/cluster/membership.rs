@@ -37,7 +37,7 @@ struct Watcher {
     seen: u64,
 }
 
-/// Simulated membership service.
+/// A membership service in the simulation, of which requests may get lost.
 pub struct Membership<M> {
     version: u64,
     value: M,
@@ -92,7 +92,7 @@ impl<M: Clone> Membership<M> {
         self.out_until = self.out_until.max(until);
     }
 
-    /// Ends an outage.
+    /// Ends an outage, if there is one.
     pub fn heal(&mut self) {
         self.out_until = 0;
     }

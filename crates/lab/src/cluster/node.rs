@@ -178,9 +178,9 @@ pub enum Seen {
 /// Messages and proposals that a step produced.
 #[derive(Default)]
 pub struct Step {
-    /// Messages to send.
+    /// Messages that the member sends in this step.
     pub transmits: VecDeque<Transmit>,
-    /// Maps to propose.
+    /// Maps that the member proposes to the membership service.
     pub proposals: Vec<UnitMap>,
     /// Actions that matter to others.
     pub seen: Vec<Seen>,
@@ -290,7 +290,7 @@ impl Machine {
         }
     }
 
-    /// Starts the process.
+    /// Starts the node's process if it is down: opens its pool and makes a member.
     pub fn start(
         &mut self,
         now: Time,

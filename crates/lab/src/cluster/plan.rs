@@ -216,7 +216,7 @@ pub struct Planned {
     pub at: Time,
     /// Cue that it waits for, and the delay after it.
     pub cue: Option<(Cue, Time)>,
-    /// The fault itself.
+    /// What goes wrong.
     pub fault: Fault,
 }
 
@@ -227,7 +227,7 @@ pub struct Plan {
     pub seed: u64,
     /// Duration of the run.
     pub duration: Time,
-    /// Faults by time.
+    /// Faults in the order of their times.
     pub faults: Vec<Planned>,
 }
 

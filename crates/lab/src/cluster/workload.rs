@@ -181,7 +181,7 @@ impl Worker {
         self
     }
 
-    /// Starts a process.
+    /// Starts a process of the client, if none runs.
     pub fn start(&mut self, options: &UnitOptions, defects: &Defects) {
         if self.client.is_none() {
             self.incarnation += 1;

@@ -46,7 +46,7 @@ pub struct Setup {
     pub metadata_only: Option<u32>,
     /// Whether the pools are nearly full.
     pub is_full: bool,
-    /// Number of clients.
+    /// Number of clients at work.
     pub clients: u32,
     /// How long clients work; faults end before.
     pub duration: Time,
@@ -106,7 +106,7 @@ impl Setup {
 pub struct Summary {
     /// Operations in the history.
     pub operations: usize,
-    /// Number of epochs.
+    /// Number of epochs that the unit went through.
     pub epochs: u32,
     /// Keys with a history too long to be checked.
     pub gave_up: usize,
@@ -326,7 +326,7 @@ impl World {
         self
     }
 
-    /// The recorded events.
+    /// Events of the run; none without [`World::with_trace`].
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }

@@ -11,7 +11,7 @@ use crate::wire::{Body, Outcome, RENEWED_MAX};
 pub struct Keep {
     /// End, by this client's clock.
     pub until: u64,
-    /// The covered contents.
+    /// Contents that the lease covers.
     pub covers: Covers,
 }
 

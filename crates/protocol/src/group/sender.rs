@@ -20,7 +20,7 @@ const LIST_MESSAGES: usize = 4;
 
 /// What a member has of the stream.
 struct Progress {
-    /// All frames below.
+    /// The member has all frames below this number.
     below: u64,
     /// Frames that may be in flight to it.
     room: u64,

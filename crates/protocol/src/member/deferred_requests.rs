@@ -14,7 +14,7 @@ use super::{Member, Role};
 use crate::UnitOptions;
 use crate::map::NodeId;
 
-/// A waiting request.
+/// Requests of members that wait until the primary has nothing else to do.
 #[derive(Default)]
 pub(super) struct DeferredRequests {
     /// In the order in which they came; of each member a bounded number.

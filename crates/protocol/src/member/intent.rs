@@ -275,7 +275,7 @@ pub enum Completion {
     },
     /// Completes an [`Intent::Ingest`].
     Ingested {
-        /// The tail now.
+        /// Tail of the pool's records, with those that were taken.
         tail: Sequence,
         /// Image bytes that differ from the next record's data ([`NamedData::Required`]), or from that of a record
         /// taken.

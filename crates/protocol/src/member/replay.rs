@@ -29,7 +29,7 @@ pub(super) struct Replaying {
     refused: BTreeMap<(u64, u16), ErrorCode>,
     /// Files that sessions hold, as far as reported.
     holds: BTreeMap<u64, BTreeMap<FileId, u64>>,
-    /// Intents in flight.
+    /// Number of replayed intents that are in flight.
     left: usize,
 }
 

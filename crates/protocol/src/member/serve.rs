@@ -67,7 +67,7 @@ pub(super) struct Primary {
     pub opened_at: u64,
     pub peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
-    /// Waits for locks.
+    /// Requests that wait for locks.
     pub waits: Waits,
     pub replaying: Option<Replaying>,
     /// Requests that wait for leases, or for room in the window.
@@ -86,7 +86,7 @@ pub(super) struct Primary {
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
-    /// Leases of clients.
+    /// Leases of clients for reading.
     pub leases: Table,
     /// Leases of clients for writing.
     pub owners: Owners,

@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         Ok(self.bytes(N)?.try_into().expect("the length was asked for"))
     }
 
-    /// The next byte.
+    /// Reads a byte.
     pub fn u8(&mut self) -> Result<u8, Malformed> {
         Ok(self.array::<1>()?[0])
     }
@@ -148,27 +148,27 @@ impl<'a> Reader<'a> {
 /// Appends fields to a message.
 #[derive(Default)]
 pub struct Writer {
-    /// The encoded bytes.
+    /// Bytes that were encoded so far.
     pub bytes: Vec<u8>,
 }
 
 impl Writer {
-    /// Appends a byte.
+    /// Appends one byte.
     pub fn u8(&mut self, value: u8) {
         self.bytes.push(value);
     }
 
-    /// Appends two bytes.
+    /// Appends a number of two bytes, little-endian.
     pub fn u16(&mut self, value: u16) {
         self.bytes.extend(value.to_le_bytes());
     }
 
-    /// Appends four bytes.
+    /// Appends a number of four bytes, little-endian.
     pub fn u32(&mut self, value: u32) {
         self.bytes.extend(value.to_le_bytes());
     }
 
-    /// Appends eight bytes.
+    /// Appends a number of eight bytes, little-endian.
     pub fn u64(&mut self, value: u64) {
         self.bytes.extend(value.to_le_bytes());
     }
@@ -178,7 +178,7 @@ impl Writer {
         values.iter().for_each(|value| self.u64(*value));
     }
 
-    /// Appends a sequence.
+    /// Appends a sequence: epoch, then number.
     pub fn sequence(&mut self, sequence: Sequence) {
         self.u32(sequence.epoch);
         self.u64(sequence.number);

@@ -9,7 +9,7 @@ use crate::map::NodeId;
 pub struct Envelope {
     /// The cluster that it belongs to.
     pub cluster: u64,
-    /// The sender's epoch.
+    /// Epoch of the unit, as the sender knows it.
     pub epoch: u32,
     /// The tenant that the traffic is charged to.
     pub tenant: u16,

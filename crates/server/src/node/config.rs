@@ -11,9 +11,9 @@ use super::{GroupMode, NodeError};
 /// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// The cluster's name.
+    /// Name of the cluster that the node belongs to.
     pub cluster: String,
-    /// The node's name.
+    /// Name of the node, unique in its cluster.
     pub name: String,
     /// Where it listens: paths of Unix sockets, which begin with `/`, or `host:port`.
     pub listen: Vec<String>,

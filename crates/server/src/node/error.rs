@@ -53,7 +53,7 @@ pub enum NodeError {
     /// The pools of the unit do not become longer.
     #[error("growing the pools of cluster {cluster} failed: {reason}")]
     NotGrown {
-        /// The cluster's name.
+        /// Name of the cluster that stays as it is.
         cluster: String,
         /// Why, and what to do.
         reason: String,

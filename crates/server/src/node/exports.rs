@@ -63,7 +63,7 @@ pub enum ExportError {
     /// The client does not have the key.
     #[error("its key to the memory of this node is wrong")]
     Key,
-    /// The transport refuses.
+    /// The transport refuses to export the memory.
     #[error(transparent)]
     Transport(#[from] fabric::Error),
     /// The link has ended, or ends with this.
@@ -265,7 +265,7 @@ impl Host for Port<'_> {
     }
 }
 
-/// 64 unpredictable bits.
+/// Returns 64 bits that no client can predict.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

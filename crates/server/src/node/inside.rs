@@ -27,7 +27,7 @@ pub type Shared = Arc<Mutex<Option<Service>>>;
 
 /// What a node has for its client inside.
 pub struct Outbox {
-    /// The client's number.
+    /// Identity of the client inside.
     pub client: NodeId,
     messages: Vec<Message>,
     has_messages: Arc<AtomicBool>,

@@ -56,7 +56,7 @@ impl Role {
 pub struct LinkStatus {
     /// The peer's identity in the cluster.
     pub id: NodeId,
-    /// The peer's name.
+    /// Name of the peer, with its process or address.
     pub peer: String,
     /// Whether the peer is a node; else it is a client.
     pub is_node: bool,

@@ -53,7 +53,7 @@ type Listener = Box<dyn Fn(&LostData) + Send + Sync>;
 #[derive(Default)]
 pub(crate) struct LostDataTold {
     listener: OnceLock<Listener>,
-    /// Numbers of blocks.
+    /// Blocks of the image that were reported.
     told: Mutex<BTreeSet<u64>>,
 }
 

@@ -33,13 +33,13 @@ pub struct LeafHeader {
     pub crc: u32,
     /// Inode of the directory.
     pub owner: u64,
-    /// Own block number.
+    /// Number of this block, so that a misplaced one is found.
     pub block: u64,
     /// Own logical block: the prefix, shifted to 32 bits.
     pub logical: u64,
     /// Bits of the prefix.
     pub depth: u16,
-    /// Slots in use.
+    /// Number of slots in use.
     pub count: u16,
     /// Lowest offset of an entry.
     pub heap: u16,
@@ -66,7 +66,7 @@ pub const SHAPE: usize = std::mem::offset_of!(LeafHeader, depth);
 pub struct Shape {
     /// Bits of the prefix.
     pub depth: u16,
-    /// Slots in use.
+    /// Number of slots in use.
     pub count: u16,
     /// Lowest offset of an entry.
     pub heap: u16,

@@ -109,7 +109,7 @@ pub struct NodeHeader {
     pub crc: u32,
     /// Inode that owns this tree.
     pub owner: u64,
-    /// Own block number.
+    /// Number of this block, so that a misplaced one is found.
     pub block: u64,
     /// 0: entries are extents; else children of the level below.
     pub level: u16,

@@ -33,9 +33,9 @@ pub fn owners(word: u32) -> Option<u16> {
 /// Which of a group's bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Map {
-    /// Blocks in use.
+    /// Bits of the blocks in use.
     Blocks = 0,
-    /// Inodes in use.
+    /// Bits of the inodes in use.
     Inodes = 1,
     /// Inodes with something to reclaim: no link left, or extents behind the end of the file.
     Orphans = 2,

@@ -19,9 +19,9 @@ pub struct XattrHeader {
     pub crc: u32,
     /// Inode that owns these attributes.
     pub owner: u64,
-    /// Own block number.
+    /// Number of this block, so that a misplaced one is found.
     pub block: u64,
-    /// Attributes; never 0.
+    /// Number of attributes in the block; never 0.
     pub count: u16,
     /// Where the last one ends; what follows is zero.
     pub end: u16,

@@ -57,7 +57,7 @@ const ACTIONS: u8 = 5;
 /// One edit of a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edit {
-    /// Kind of structure.
+    /// Kind of the edited structure.
     pub place: PoolPart,
     /// Which one of its kind.
     pub index: u16,
@@ -137,13 +137,13 @@ impl PoolBytes {
     pub const RECORDS: u8 = 4;
     /// Bit for headers of groups.
     pub const HEADERS: u8 = 8;
-    /// Bit for bitmaps.
+    /// Bit for lines of bitmaps.
     pub const BITMAPS: u8 = 16;
-    /// Bit for inodes.
+    /// Bit for the inodes.
     pub const INODES: u8 = 32;
     /// Nodes, leaves and extended attributes.
     pub const BLOCKS: u8 = 64;
-    /// Bit for data.
+    /// Bit for the data of files.
     pub const DATA: u8 = 128;
 
     /// Takes the bytes of a pool.

@@ -43,7 +43,7 @@ struct Bitmap {
     length: u32,
     /// Where the next search starts.
     hint: u32,
-    /// Bits not busy.
+    /// Number of bits that are clear in `busy`.
     free: u32,
 }
 

@@ -37,7 +37,7 @@ pub struct PoolOptions {
 pub struct Volume {
     /// Image of the file system.
     pub(crate) image: Image,
-    /// The record ring.
+    /// Ring in which changes of the image are recorded.
     pub(crate) ring: Ring,
     /// Free blocks and inodes.
     pub(crate) allocator: Allocator,

@@ -111,7 +111,7 @@ impl Acl {
         }
     }
 
-    /// The attribute's value.
+    /// Returns the value of the extended attribute that holds the list.
     fn value(&self) -> Vec<u8> {
         let entry = |entry: &Entry| {
             let (tag, permissions) = (entry.tag.to_le_bytes(), entry.permissions.to_le_bytes());

@@ -327,7 +327,7 @@ fn first_steps(count: usize, visit: impl Fn(usize)) -> usize {
 pub struct Tree<'a, 's> {
     /// The change that carries it.
     pub change: &'a mut Change<'s>,
-    /// The inode's number.
+    /// Number of the inode that owns the tree.
     pub number: u64,
     /// The inode; its caller puts it into the change.
     pub inode: &'a mut Inode,

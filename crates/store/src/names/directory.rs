@@ -284,7 +284,7 @@ const TWICE: u64 = 1 << 32 | 1;
 
 /// Entry of a leaf for a name and its hash.
 struct Search {
-    /// The name's entry.
+    /// Entry with the name, if the leaf has one.
     found: Option<Found>,
     /// One bit for each discriminator that a name of the hash has.
     taken: u128,

@@ -23,7 +23,7 @@ use crate::{FileKind, NewInode, RenameMode};
 /// A locked inode and its new state.
 pub struct Locked<'a> {
     node: &'a Arc<LiveInode>,
-    /// The present state.
+    /// The inode's state before the operation.
     pub state: WriteGuard<'a, Inode>,
     new: Inode,
     is_changed: bool,

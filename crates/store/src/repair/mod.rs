@@ -157,7 +157,7 @@ struct File {
     was_orphan: bool,
     /// Blocks of its extent tree.
     nodes: Vec<u64>,
-    /// Extents in order.
+    /// Its extents, by logical block.
     extents: Vec<Extent>,
     /// Blocks of the file of which nothing is known any more.
     lost: Vec<Range<u64>>,

@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 /// Result for a batch of records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingested {
-    /// The tail now.
+    /// Tail of the pool's records, with those that were taken.
     pub tail: Sequence,
     /// Ranges of the image with bytes that differ from the records' data. Unless unverified, the first record that
     /// names one of them was not taken, nor any after it.
@@ -53,7 +53,7 @@ pub struct Piece<'a> {
     bytes: &'a [u8],
     /// Number of the first.
     pub number: u64,
-    /// Epoch of all.
+    /// Epoch in which all of them were made.
     epoch: u32,
     /// One of them names out-of-line data, which this pool must have.
     names_data: bool,

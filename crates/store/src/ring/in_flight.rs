@@ -33,7 +33,7 @@ impl Deref for Contended {
     }
 }
 
-/// One appending thread.
+/// State of a thread that appends records.
 #[repr(align(128))]
 struct Lane {
     /// Number of its record, or a lower bound, until that is persistent.

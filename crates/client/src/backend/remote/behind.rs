@@ -52,7 +52,7 @@ pub(crate) struct Behind {
     state: Mutex<State>,
     /// There is something to send, or to answer.
     work: Condvar,
-    /// Something was sent.
+    /// Notified when writes of a file have ended, and at the end of the mount.
     sent: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }

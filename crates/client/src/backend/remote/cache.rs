@@ -41,7 +41,7 @@ struct Contents {
 struct Shard {
     /// Counts changes that begin or end, and recalls.
     stamp: u64,
-    /// Changes in progress.
+    /// Number of changes that have begun and not ended.
     changing: u64,
     recalls: u64,
     contents: HashMap<u64, Contents>,

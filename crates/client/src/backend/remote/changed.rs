@@ -16,7 +16,7 @@ use crate::leases::Kept;
 
 /// Names that are kept of a directory, at most.
 const NAMES_MAX: usize = 4096;
-/// Inodes, at most.
+/// Inodes that are remembered, at most.
 const INODES_MAX: usize = 1 << 14;
 /// Pause between two searches for leases that have ended.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ pub(super) struct Changed(Mutex<State>);
 #[derive(Default)]
 struct State {
     inodes: HashMap<u64, Inode>,
-    /// Recalls so far.
+    /// Number of recalls so far.
     recalls: u64,
     swept_at: Option<Instant>,
 }

@@ -147,7 +147,7 @@ pub fn connect(a: &QueuePair, b: &QueuePair, patience: &Patience) {
     b.connect(&a.peer(), patience).unwrap();
 }
 
-/// Two connected ends.
+/// Returns two queue pairs that are connected to each other.
 pub fn connected(a: &Endpoint, b: &Endpoint) -> (Arc<QueuePair>, Arc<QueuePair>) {
     let pairs = (a.reliable(), b.reliable());
     connect(&pairs.0, &pairs.1, &Patience::default());

@@ -43,7 +43,7 @@ impl Raw {
     /// The end of a script.
     fn end(&mut self) {}
 
-    /// The next message.
+    /// Waits for the next message.
     fn hear(&mut self) -> Result<Message, Trouble> {
         let end = Instant::now() + LONG;
         loop {

@@ -8,11 +8,11 @@ use super::{BLOCK, BLOCKS, History, Id, Response, Time, Worker, answer, keys};
 
 /// A local read that is noted, and its answer may still come.
 pub struct Reading {
-    /// Operation that reads.
+    /// The read that the session executes.
     pub operation: Operation,
     /// The session that reads.
     pub session: u64,
-    /// The client's process.
+    /// Number of the client's process that reads.
     pub incarnation: u64,
     ids: Vec<Id>,
 }

@@ -33,7 +33,7 @@ struct State {
     /// The file is changed while the next window is read: after its data was taken.
     changes_behind: bool,
     has_no_lease: bool,
-    /// Requests of attributes.
+    /// Number of requests of attributes so far.
     asked: u32,
 }
 
