@@ -108,15 +108,21 @@ pub trait Transport: Send {
     /// Ends an endpoint. Nothing more is reported of it; all it had outstanding is forgotten.
     fn close(&mut self, endpoint: EndpointId);
 
-    /// Data that a peer needs to access a registration through this endpoint.
+    /// Data that a peer needs to access a registration through this endpoint: its description alone, unless the peer maps
+    /// the memory.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::System`].
     fn export(
         &mut self,
-        endpoint: EndpointId,
+        _endpoint: EndpointId,
         registration: &Registration,
-    ) -> Result<Export, Error>;
+    ) -> Result<Export, Error> {
+        Ok(Export {
+            descriptor: registration.descriptor(),
+            memory: None,
+        })
+    }
 
     /// Accepts an export of a peer, and returns the transport's number for it. It is dropped with the endpoint.
     ///

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fabric::{Provider, Source, Work, WorkRequest};
+use fabric::{EndpointId, Provider, Source, Work, WorkRequest};
 
 use super::raw::{RawMemory, RawSocket};
 use super::{End, Ends, Placement, device, options, with_far};
@@ -102,12 +102,6 @@ pub(super) fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64,
         from: Source::Inline(&[7; BYTES]),
         immediate: None,
     };
-    let await_message = |end: &mut End| loop {
-        let (_, messages) = end.count_waiting()?;
-        if messages > 0 {
-            return Ok::<(), Error>(());
-        }
-    };
     let answer = || {
         for id in 0..count {
             await_message(far)?;
@@ -116,13 +110,27 @@ pub(super) fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64,
         }
         Ok(())
     };
-    with_far(place, answer, || {
-        let start = Instant::now();
-        for id in 0..count {
-            near.post(*to_far, &WorkRequest::new(id, note).quiet())?;
-            near.queue.submit();
-            await_message(near)?;
-        }
-        Ok(start.elapsed().as_nanos() as f64)
-    })
+    with_far(place, answer, || round_trips(near, *to_far, note, count))
+}
+
+/// Time of so many requests, each of which the other end answers by a message, in ns.
+pub(super) fn round_trips(
+    near: &mut End,
+    to_far: EndpointId,
+    request: Work<'_>,
+    count: u64,
+) -> Result<f64, Error> {
+    let start = Instant::now();
+    for id in 0..count {
+        near.post(to_far, &WorkRequest::new(id, request).quiet())?;
+        near.queue.submit();
+        await_message(near)?;
+    }
+    Ok(start.elapsed().as_nanos() as f64)
+}
+
+/// Waits for a message, as the queue's options require.
+pub(super) fn await_message(end: &mut End) -> Result<(), Error> {
+    while end.count_waiting()?.1 == 0 {}
+    Ok(())
 }

@@ -2,14 +2,13 @@
 //!
 //! Each way ends when the near side has the far side's answer that it has the data.
 
-use std::time::Instant;
-
 use fabric::buffers::Class;
 use fabric::{
     Access, Pool, Provider, QueueOptions, Registration, RemoteRegion, Source, Work, WorkRequest,
 };
 
-use super::{End, Ends, Placement, device, memory, with_far};
+use super::ping::{await_message, round_trips};
+use super::{Ends, Placement, device, memory, with_far};
 use crate::Error;
 use crate::harness::{Measured, Side, interleave};
 use crate::report::{Quantity, Row};
@@ -205,20 +204,9 @@ impl Ways {
             Ok(())
         };
         with_far(Placement::Apart, serve, || {
-            let start = Instant::now();
-            for id in 0..COUNT {
-                near.post(*to_far, &WorkRequest::new(id, there).quiet())?;
-                near.queue.submit();
-                await_message(near)?;
-            }
-            Ok(start.elapsed().as_nanos() as f64)
+            round_trips(near, *to_far, there, COUNT)
         })
     }
-}
-
-fn await_message(end: &mut End) -> Result<(), Error> {
-    while end.count_waiting()?.1 == 0 {}
-    Ok(())
 }
 
 /// Buffers of a pool beside memory that is made and registered for each use.

@@ -146,13 +146,6 @@ impl Transport for SimulatedTransport {
         }
     }
 
-    fn export(&mut self, _: EndpointId, registration: &Registration) -> Result<Export, Error> {
-        Ok(Export {
-            descriptor: registration.descriptor(),
-            memory: None,
-        })
-    }
-
     fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
         let id = self.side(endpoint).ok_or(Error::NoEndpoint)?;
         let mut world = self.world.lock();

@@ -18,7 +18,7 @@ use super::wire::{self, Hello, Kind, Protection};
 use super::{capabilities, count};
 use crate::{
     Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Parameters, Peer,
-    Piece, Registration, Report, Request, Role, Source, Supply, Transport, Work,
+    Piece, Report, Request, Role, Source, Supply, Transport, Work,
 };
 
 /// Frames that are taken before others have their turn.
@@ -348,13 +348,6 @@ impl Transport for EthernetTransport {
         self.list(endpoint);
         self.linger(endpoint.0);
         self.local.flush();
-    }
-
-    fn export(&mut self, _: EndpointId, registration: &Registration) -> Result<Export, Error> {
-        Ok(Export {
-            descriptor: registration.descriptor(),
-            memory: None,
-        })
     }
 
     fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {

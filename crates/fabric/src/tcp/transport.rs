@@ -22,7 +22,7 @@ use super::{Common, capabilities, count};
 use crate::queue::KEPT;
 use crate::{
     Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits, Parameters,
-    Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
+    Peer, Piece, Report, Request, Role, Source, Supply, Transport,
 };
 
 /// With so few sockets it is cheaper to try each one than to ask which have news.
@@ -549,17 +549,6 @@ impl Transport for TcpTransport {
         if let Some(attempt) = attempt {
             self.dismiss(attempt);
         }
-    }
-
-    fn export(
-        &mut self,
-        _endpoint: EndpointId,
-        registration: &Registration,
-    ) -> Result<Export, Error> {
-        Ok(Export {
-            descriptor: registration.descriptor(),
-            memory: None,
-        })
     }
 
     fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
