@@ -63,7 +63,7 @@ pub const BODY_MAX: usize = 4 << 20;
 
 /// How the receiver of a message answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum AnswerMode {
     /// It gives none: records, and answers themselves. Tails report the result of records.
     NoReply,
     /// It answers before anything else that may wait.
@@ -358,12 +358,12 @@ pub struct Message {
 
 impl Body {
     /// How this message is answered. The kind determines it, and for a fetch its reason.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> AnswerMode {
         match self {
             Body::Fetch {
                 fetch: Fetch::Refill | Fetch::Metadata,
                 ..
-            } => Mode::Deferred,
+            } => AnswerMode::Deferred,
             Body::Heartbeat { .. }
             | Body::Gap { .. }
             | Body::Fetch { .. }
@@ -379,7 +379,7 @@ impl Body {
             | Body::Request { .. }
             | Body::Recall { .. }
             | Body::Renew { .. }
-            | Body::Resume { .. } => Mode::Immediate,
+            | Body::Resume { .. } => AnswerMode::Immediate,
             Body::Lease { .. }
             | Body::Records { .. }
             | Body::Shipment { .. }
@@ -402,7 +402,7 @@ impl Body {
             | Body::RecallAnswer { .. }
             | Body::Renewed { .. }
             | Body::LockTurn { .. }
-            | Body::Resumed { .. } => Mode::NoReply,
+            | Body::Resumed { .. } => AnswerMode::NoReply,
         }
     }
 

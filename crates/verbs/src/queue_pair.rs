@@ -30,7 +30,7 @@ pub struct Queues {
 pub struct QueuePair {
     pub(crate) pointer: *mut ffi::ibv_qp,
     inline_max: u32,
-    kind: Kind,
+    kind: PairKind,
     /// The number of the first packet: another one after each reset, so that old packets are not mistaken for new ones.
     first_packet: AtomicU32,
     domain: Arc<Domain>,
@@ -46,7 +46,7 @@ unsafe impl Send for QueuePair {}
 unsafe impl Sync for QueuePair {}
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum PairKind {
     Reliable,
     Datagram { key: u32 },
 }
@@ -139,7 +139,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::System`].
     pub fn reliable(domain: &Arc<Domain>, queues: &Queues) -> Result<Arc<QueuePair>, Error> {
-        QueuePair::new(domain, queues, Kind::Reliable).map(Arc::new)
+        QueuePair::new(domain, queues, PairKind::Reliable).map(Arc::new)
     }
 
     /// A place for datagrams, ready for use. It takes those that name this key.
@@ -151,10 +151,10 @@ impl QueuePair {
         queues: &Queues,
         key: u32,
     ) -> Result<Arc<QueuePair>, Error> {
-        QueuePair::new(domain, queues, Kind::Datagram { key }).map(Arc::new)
+        QueuePair::new(domain, queues, PairKind::Datagram { key }).map(Arc::new)
     }
 
-    fn new(domain: &Arc<Domain>, queues: &Queues, kind: Kind) -> Result<QueuePair, Error> {
+    fn new(domain: &Arc<Domain>, queues: &Queues, kind: PairKind) -> Result<QueuePair, Error> {
         let device = domain.device();
         let of_device = |queue: &Arc<CompletionQueue>| Arc::ptr_eq(queue.device(), device);
         let shares_of_device =
@@ -186,8 +186,8 @@ impl QueuePair {
                 max_inline_data: queues.inline,
             },
             qp_type: match kind {
-                Kind::Reliable => ffi::IBV_QPT_RC,
-                Kind::Datagram { .. } => ffi::IBV_QPT_UD,
+                PairKind::Reliable => ffi::IBV_QPT_RC,
+                PairKind::Datagram { .. } => ffi::IBV_QPT_UD,
             },
             sq_sig_all: 0,
         };
@@ -235,20 +235,20 @@ impl QueuePair {
         attributes.port_num = self.domain.device().port().number;
         let mut mask = ffi::IBV_QP_STATE | ffi::IBV_QP_PKEY_INDEX | ffi::IBV_QP_PORT;
         match self.kind {
-            Kind::Reliable => {
+            PairKind::Reliable => {
                 // The registrations determine the permitted accesses.
                 attributes.qp_access_flags = ffi::IBV_ACCESS_REMOTE_READ
                     | ffi::IBV_ACCESS_REMOTE_WRITE
                     | ffi::IBV_ACCESS_REMOTE_ATOMIC;
                 mask |= ffi::IBV_QP_ACCESS_FLAGS;
             }
-            Kind::Datagram { key } => {
+            PairKind::Datagram { key } => {
                 attributes.qkey = key;
                 mask |= ffi::IBV_QP_QKEY;
             }
         }
         self.modify(&mut attributes, mask)?;
-        if matches!(self.kind, Kind::Reliable) {
+        if matches!(self.kind, PairKind::Reliable) {
             return Ok(());
         }
         attributes.qp_state = ffi::IBV_QPS_RTR;
@@ -385,7 +385,7 @@ impl QueuePair {
                 let is_datagram = matches!(request.operation, Verb::SendTo { .. });
                 assert_eq!(
                     is_datagram,
-                    matches!(self.kind, Kind::Datagram { .. }),
+                    matches!(self.kind, PairKind::Datagram { .. }),
                     "a request is not for this kind of queue pair"
                 );
                 work::fill_send(request, self.inline_max, entry, pieces);
@@ -439,7 +439,7 @@ impl QueuePair {
 
     #[inline]
     pub(crate) fn is_reliable(&self) -> bool {
-        matches!(self.kind, Kind::Reliable)
+        matches!(self.kind, PairKind::Reliable)
     }
 
     #[cold]

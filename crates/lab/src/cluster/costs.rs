@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicI64;
 use fabric_simulation::simulated::{LinkOptions, Links};
 use operations::WriteAt;
 use pmem::{Random, Region};
-use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};
+use protocol::client::{Client, Event, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
@@ -53,7 +53,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-enum Event {
+enum UnitEvent {
     Deliver {
         to: u32,
         bytes: Vec<u8>,
@@ -81,7 +81,7 @@ enum Event {
 
 /// Simulated unit with its clients.
 struct Unit {
-    queue: Queue<Event>,
+    queue: Queue<UnitEvent>,
     links: Links,
     machines: Vec<Machine>,
     clients: Vec<Client>,
@@ -197,7 +197,7 @@ impl Unit {
         machine.start(now, &UnitOptions::default(), &Defects::default())?;
         self.machines[node as usize] = machine;
         let map = self.map.clone();
-        self.queue.add(now, Event::Map { to: node, map });
+        self.queue.add(now, UnitEvent::Map { to: node, map });
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl Unit {
         let clients = FIRST_CLIENT..FIRST_CLIENT + self.clients.len() as u32;
         for to in members.chain(clients) {
             let map = map.clone();
-            self.queue.add(now, Event::Map { to, map });
+            self.queue.add(now, UnitEvent::Map { to, map });
         }
     }
 
@@ -255,7 +255,7 @@ impl Unit {
         // So that the time passes though nothing happens.
         self.queue.add(
             end,
-            Event::Timer {
+            UnitEvent::Timer {
                 to: FIRST_CLIENT,
                 at: end,
             },
@@ -268,34 +268,34 @@ impl Unit {
             return Err("nothing happens any more".into());
         };
         match event {
-            Event::Deliver { to, bytes } if to >= FIRST_CLIENT => {
+            UnitEvent::Deliver { to, bytes } if to >= FIRST_CLIENT => {
                 self.client_step(now, to, |it, local| it.handle_message(local, &bytes.into()));
             }
-            Event::Deliver { to, bytes } => {
+            UnitEvent::Deliver { to, bytes } => {
                 self.member_step(now, to, |it, local| it.handle_message(local, &bytes.into()))?;
             }
-            Event::Timer { to, at } if to >= FIRST_CLIENT => {
+            UnitEvent::Timer { to, at } if to >= FIRST_CLIENT => {
                 if self.client_timers[index(to)] == Some(at) {
                     self.client_step(now, to, Client::handle_timeout);
                 }
             }
-            Event::Timer { to, at } => {
+            UnitEvent::Timer { to, at } => {
                 if self.machines[to as usize].timer == Some(at) {
                     self.member_step(now, to, Member::handle_timeout)?;
                 }
             }
-            Event::Map { to, map } if to >= FIRST_CLIENT => {
+            UnitEvent::Map { to, map } if to >= FIRST_CLIENT => {
                 self.client_step(now, to, |it, local| it.handle_map(local, map));
             }
-            Event::Map { to, map } => {
+            UnitEvent::Map { to, map } => {
                 self.member_step(now, to, |it, local| it.handle_map(local, map))?;
             }
-            Event::Proposed { to, map } => {
+            UnitEvent::Proposed { to, map } => {
                 let ended = Completion::Proposed { map };
                 self.member_step(now, to, |it, local| it.handle_completion(local, ended))?;
             }
-            Event::Land(transfer) => self.land(now, &transfer)?,
-            Event::Landed { wr_id, outcome } => {
+            UnitEvent::Land(transfer) => self.land(now, &transfer)?,
+            UnitEvent::Landed { wr_id, outcome } => {
                 self.client_step(now, FIRST_CLIENT, |client, local| {
                     client.handle_transfer(local, wr_id, outcome);
                 });
@@ -313,7 +313,7 @@ impl Unit {
         let machine = &mut self.machines[node as usize];
         let step = machine.step(now, input)?;
         if let Some(at) = machine.timer {
-            self.queue.add(at, Event::Timer { to: node, at });
+            self.queue.add(at, UnitEvent::Timer { to: node, at });
         }
         for transmit in step.transmits {
             self.transmit(now, node, &transmit);
@@ -324,7 +324,7 @@ impl Unit {
             }
             let map = self.map.clone();
             self.spread(&map);
-            self.queue.add(now, Event::Proposed { to: node, map });
+            self.queue.add(now, UnitEvent::Proposed { to: node, map });
         }
         Ok(())
     }
@@ -334,12 +334,12 @@ impl Unit {
         input(&mut self.clients[index], local);
         while let Some(told) = self.clients[index].poll_event() {
             match told {
-                Told::Done {
+                Event::Done {
                     ticket, outcome, ..
                 } => {
                     self.done.insert((index, ticket), (now, outcome));
                 }
-                Told::Recalled(recalled) => self.clients[index].invalidated(recalled),
+                Event::Recalled(recalled) => self.clients[index].invalidated(recalled),
                 _ => {}
             }
         }
@@ -353,13 +353,14 @@ impl Unit {
                 TransferKind::Read(_) => &[],
             };
             for delivery in self.links.send(now, node, transfer.to, data) {
-                self.queue.add(delivery.at, Event::Land(transfer.clone()));
+                self.queue
+                    .add(delivery.at, UnitEvent::Land(transfer.clone()));
             }
         }
         let due = self.clients[index].poll_timeout();
         self.client_timers[index] = due.map(|at| clock().instant(at).max(now + MICROSECOND));
         if let Some(at) = self.client_timers[index] {
-            self.queue.add(at, Event::Timer { to: node, at });
+            self.queue.add(at, UnitEvent::Timer { to: node, at });
         }
     }
 
@@ -376,7 +377,7 @@ impl Unit {
         for delivery in self.links.send(now, to, FIRST_CLIENT, data) {
             let outcome = outcome.clone();
             self.queue
-                .add(delivery.at, Event::Landed { wr_id, outcome });
+                .add(delivery.at, UnitEvent::Landed { wr_id, outcome });
         }
         Ok(())
     }
@@ -394,7 +395,8 @@ impl Unit {
         for to in &transmit.to {
             for delivery in self.links.send(now, from, *to, &transmit.bytes) {
                 let (to, bytes) = (*to, delivery.bytes);
-                self.queue.add(delivery.at, Event::Deliver { to, bytes });
+                self.queue
+                    .add(delivery.at, UnitEvent::Deliver { to, bytes });
             }
         }
     }

@@ -130,7 +130,7 @@ pub struct Summary {
     pub messages: u64,
 }
 
-enum Event {
+enum WorldEvent {
     Deliver {
         to: u32,
         bytes: Vec<u8>,
@@ -174,9 +174,9 @@ enum Event {
     Grow,
 }
 
-impl Event {
-    fn fault(index: usize) -> Event {
-        Event::Fault {
+impl WorldEvent {
+    fn fault(index: usize) -> WorldEvent {
+        WorldEvent::Fault {
             index,
             subject: None,
         }
@@ -206,7 +206,7 @@ fn clock(random: &mut Random) -> Clock {
 /// Simulated cluster: members, clients, network, membership service and faults.
 pub struct World {
     setup: Setup,
-    queue: Queue<Event>,
+    queue: Queue<WorldEvent>,
     links: Links,
     membership: Membership<UnitMap>,
     machines: Vec<Machine>,
@@ -304,17 +304,17 @@ impl World {
     /// Queues the start of all processes, and the faults.
     fn queue_first(&mut self) {
         for member in 0..self.machines.len() {
-            self.queue.add(0, Event::StartMember(member));
+            self.queue.add(0, WorldEvent::StartMember(member));
         }
         for client in 0..self.workers.len() {
-            self.queue.add(0, Event::StartClient(client));
+            self.queue.add(0, WorldEvent::StartClient(client));
         }
         if let Some(at) = self.setup.grows_at {
-            self.queue.add(at, Event::Grow);
+            self.queue.add(at, WorldEvent::Grow);
         }
         for (index, planned) in self.plan.faults.iter().enumerate() {
             match planned.cue {
-                None => self.queue.add(planned.at, Event::fault(index)),
+                None => self.queue.add(planned.at, WorldEvent::fault(index)),
                 Some(_) => self.armed.push(index),
             }
         }
@@ -372,10 +372,10 @@ impl World {
         self.map_lag.clear();
         self.membership.heal();
         for member in 0..self.machines.len() {
-            self.queue.add(now, Event::StartMember(member));
+            self.queue.add(now, WorldEvent::StartMember(member));
         }
         for client in 0..self.workers.len() {
-            self.queue.add(now, Event::StartClient(client));
+            self.queue.add(now, WorldEvent::StartClient(client));
         }
     }
 
@@ -422,37 +422,37 @@ impl World {
             return Ok(());
         };
         match event {
-            Event::Deliver { to, bytes } => self.deliver(now, to, &bytes.into()),
-            Event::Timer {
+            WorldEvent::Deliver { to, bytes } => self.deliver(now, to, &bytes.into()),
+            WorldEvent::Timer {
                 node,
                 incarnation,
                 at,
             } => self.timer(now, node, incarnation, at),
-            Event::Notice(notice) => self.notice(now, notice),
-            Event::Proposal {
+            WorldEvent::Notice(notice) => self.notice(now, notice),
+            WorldEvent::Proposal {
                 from,
                 incarnation,
                 map,
             } => self.proposal(now, from, incarnation, map),
-            Event::Answer {
+            WorldEvent::Answer {
                 to,
                 incarnation,
                 map,
             } => self.answer(now, to, incarnation, map),
-            Event::Fault { index, subject } => self.fault(now, index, subject),
-            Event::Work {
+            WorldEvent::Fault { index, subject } => self.fault(now, index, subject),
+            WorldEvent::Work {
                 client,
                 incarnation,
             } => {
                 self.work(now, client, incarnation);
                 Ok(())
             }
-            Event::Flight(flight) => self.land(now, flight),
-            Event::LocalRead(executed) => {
+            WorldEvent::Flight(flight) => self.land(now, flight),
+            WorldEvent::LocalRead(executed) => {
                 self.answer_locally(now, *executed);
                 Ok(())
             }
-            Event::EndClient {
+            WorldEvent::EndClient {
                 client,
                 incarnation,
             } => {
@@ -461,16 +461,16 @@ impl World {
                 }
                 Ok(())
             }
-            Event::StartMember(member) => self.start_member(now, member),
-            Event::StartClient(client) => {
+            WorldEvent::StartMember(member) => self.start_member(now, member),
+            WorldEvent::StartClient(client) => {
                 self.start_client(now, client);
                 Ok(())
             }
-            Event::Operator => {
+            WorldEvent::Operator => {
                 self.operate(now);
                 Ok(())
             }
-            Event::Grow => {
+            WorldEvent::Grow => {
                 self.grow(now);
                 Ok(())
             }
@@ -507,7 +507,7 @@ impl World {
         let at = now + pause(&mut self.random);
         self.queue.add(
             at,
-            Event::Work {
+            WorldEvent::Work {
                 client,
                 incarnation,
             },
@@ -528,7 +528,7 @@ impl World {
             return Ok(());
         }
         if let Some(at) = machine.timer.filter(|_| machine.timer != known) {
-            let timer = Event::Timer {
+            let timer = WorldEvent::Timer {
                 node,
                 incarnation,
                 at,
@@ -542,7 +542,7 @@ impl World {
             }
             self.note(|| format!("member {member} proposes {map:?}"));
             if let Some(at) = self.membership.travel(now + lag) {
-                let proposal = Event::Proposal {
+                let proposal = WorldEvent::Proposal {
                     from: node,
                     incarnation,
                     map,
@@ -566,7 +566,7 @@ impl World {
         let has_synced = worker.has_synced();
         let (node, incarnation) = (worker.node, worker.incarnation);
         if let Some(at) = worker.timer.filter(|_| worker.timer != known) {
-            let timer = Event::Timer {
+            let timer = WorldEvent::Timer {
                 node,
                 incarnation,
                 at,
@@ -586,7 +586,8 @@ impl World {
         for to in transmit.to {
             for delivery in self.links.send(now, from, to, &transmit.bytes) {
                 let bytes = delivery.bytes;
-                self.queue.add(delivery.at, Event::Deliver { to, bytes });
+                self.queue
+                    .add(delivery.at, WorldEvent::Deliver { to, bytes });
             }
         }
     }
@@ -688,7 +689,7 @@ impl World {
             return Ok(());
         }
         if let Some(at) = self.membership.travel(now) {
-            let answer = Event::Answer {
+            let answer = WorldEvent::Answer {
                 to: from,
                 incarnation,
                 map: now_valid,
@@ -716,7 +717,7 @@ impl World {
             return;
         }
         let at = now + pause(&mut self.random);
-        let next = Event::Work {
+        let next = WorldEvent::Work {
             client,
             incarnation,
         };
@@ -754,6 +755,6 @@ impl World {
 
     fn queue_notice(&mut self, notice: Notice<UnitMap>) {
         let lag = self.map_lag.get(&notice.watcher).copied().unwrap_or(0);
-        self.queue.add(notice.at + lag, Event::Notice(notice));
+        self.queue.add(notice.at + lag, WorldEvent::Notice(notice));
     }
 }

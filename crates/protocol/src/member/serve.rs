@@ -16,7 +16,7 @@ use crate::defects::Defect;
 use crate::leases::owners::Owners;
 use crate::leases::table::Table;
 use crate::map::{NodeId, Sequence, UnitMap};
-use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
+use crate::wire::{AnswerMode, Body, Envelope, Fetch, FileId, Operation};
 
 /// The primary's state of another member.
 pub(super) struct Peer {
@@ -334,7 +334,7 @@ impl Member {
         &mut self,
         now: u64,
         from: NodeId,
-        mode: Mode,
+        mode: AnswerMode,
         (fetch, offset, length): (Fetch, u64, u32),
     ) {
         let most = self.options.refill;
@@ -357,7 +357,7 @@ impl Member {
             most,
         };
         match self.primary() {
-            Some(primary) if mode == Mode::Deferred => primary.deferred.add(from, read),
+            Some(primary) if mode == AnswerMode::Deferred => primary.deferred.add(from, read),
             _ => self.out.intents.push_back(read),
         }
     }

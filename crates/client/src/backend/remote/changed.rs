@@ -28,14 +28,14 @@ pub(super) struct Changed(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    inodes: HashMap<u64, Inode>,
+    inodes: HashMap<u64, ChangedInode>,
     /// Number of recalls so far.
     recalls: u64,
     swept_at: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Inode {
+struct ChangedInode {
     /// Changes by this session that have begun and not ended.
     in_flight: u32,
     /// Something else happened meanwhile: their answers may be older.
@@ -93,7 +93,7 @@ impl State {
     }
 }
 
-impl Inode {
+impl ChangedInode {
     fn forget(&mut self) {
         self.known = None;
         self.is_disturbed = self.in_flight > 0;

@@ -1,6 +1,6 @@
 //! Faults of the plan, at their time or at their cue.
 
-use super::{Event, FIRST_CLIENT, MILLISECOND, SECOND, Time, World};
+use super::{FIRST_CLIENT, MILLISECOND, SECOND, Time, World, WorldEvent};
 use protocol::NO_NODE;
 use protocol::wire::Acknowledge;
 
@@ -18,7 +18,8 @@ impl World {
         for index in due {
             let (_, later) = self.plan.faults[index].cue.expect("it waited for one");
             let subject = Some(subject);
-            self.queue.add(now + later, Event::Fault { index, subject });
+            self.queue
+                .add(now + later, WorldEvent::Fault { index, subject });
         }
     }
 
@@ -45,7 +46,7 @@ impl World {
             }
             Fault::Replace { member, is_lost } => {
                 for member in self.members(member, subject) {
-                    let again = Event::Fault { index, subject };
+                    let again = WorldEvent::Fault { index, subject };
                     self.replace(now, member as u32, is_lost, again)?;
                 }
             }
@@ -134,7 +135,7 @@ impl World {
         let client = (node - FIRST_CLIENT) as usize;
         self.workers[client].crash(now, &mut self.lost);
         let at = now + self.random.between(MILLISECOND, 4 * SECOND);
-        self.queue.add(at, Event::StartClient(client));
+        self.queue.add(at, WorldEvent::StartClient(client));
     }
 
     fn rush(&mut self, now: Time, node: u32, blocks: u32) {
@@ -167,7 +168,8 @@ impl World {
         } else {
             self.machines[member].arm(u64::from(after_fences));
         }
-        self.queue.add(until.max(now), Event::StartMember(member));
+        self.queue
+            .add(until.max(now), WorldEvent::StartMember(member));
     }
 
     /// Those of them that are members.

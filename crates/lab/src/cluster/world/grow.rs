@@ -4,7 +4,7 @@ use protocol::cluster::{Growth, UnitEntry};
 use protocol::{ClusterMap, UnitMap};
 
 use super::replace::OPERATOR;
-use super::{Event, Machine, Setup, World};
+use super::{Machine, Setup, World, WorldEvent};
 use crate::cluster::time::{MILLISECOND, Time};
 
 /// Bytes of the memory of each machine, if the pools grow. A second group of blocks fits.
@@ -33,7 +33,7 @@ impl World {
         if self.membership.valid().image >= image {
             return;
         }
-        self.queue.add(now + AGAIN_NS, Event::Grow);
+        self.queue.add(now + AGAIN_NS, WorldEvent::Grow);
         let without = self
             .machines
             .iter_mut()
@@ -46,7 +46,7 @@ impl World {
             return;
         };
         if let Some(at) = self.membership.travel(now) {
-            let proposal = Event::Proposal {
+            let proposal = WorldEvent::Proposal {
                 from: OPERATOR,
                 incarnation: 0,
                 map,

@@ -7,7 +7,7 @@ use server::LocalRead;
 
 use super::super::time::{MILLISECOND, SECOND, Time};
 use super::super::workload::local::Reading;
-use super::{Event, World};
+use super::{World, WorldEvent};
 
 /// Distinguishes the random numbers of local reads from the others.
 const LOCAL: u64 = 0x4c4f_4341;
@@ -62,7 +62,8 @@ impl World {
             read,
             data,
         };
-        self.queue.add(at, Event::LocalRead(Box::new(executed)));
+        self.queue
+            .add(at, WorldEvent::LocalRead(Box::new(executed)));
     }
 
     /// The client's thread continues: it uses the data, or asks by message.

@@ -10,7 +10,7 @@ use pmem::Random;
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 
 use super::super::time::{MILLISECOND, SECOND, Time};
-use super::{Event, FIRST_CLIENT, World};
+use super::{FIRST_CLIENT, World, WorldEvent};
 use crate::reachable::Part;
 
 const BLOCK: u32 = store::BLOCK as u32;
@@ -136,7 +136,7 @@ impl World {
                 transfer,
                 block,
             };
-            self.queue.add(at, Event::Flight(out));
+            self.queue.add(at, WorldEvent::Flight(out));
         }
     }
 
@@ -158,7 +158,7 @@ impl World {
         let until = now + random.between(MILLISECOND, STUCK_NS);
         if random.chance(ENDS_PERMILLE) {
             let at = now + random.between(0, MILLISECOND);
-            let end = Event::EndClient {
+            let end = WorldEvent::EndClient {
                 client,
                 incarnation,
             };
@@ -197,7 +197,7 @@ impl World {
                     transfer,
                     block,
                 };
-                self.queue.add(at, Event::Flight(out));
+                self.queue.add(at, WorldEvent::Flight(out));
             }
         }
     }
@@ -255,7 +255,7 @@ impl World {
                 outcome,
                 block,
             };
-            self.queue.add(delivery.at, Event::Flight(back));
+            self.queue.add(delivery.at, WorldEvent::Flight(back));
         }
     }
 

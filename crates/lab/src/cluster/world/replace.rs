@@ -3,7 +3,7 @@
 use pmem::Random;
 use protocol::UnitMap;
 
-use super::{Event, FIRST_CLIENT, Machine, World, clock};
+use super::{FIRST_CLIENT, Machine, World, WorldEvent, clock};
 use crate::cluster::plan::Cue;
 use crate::cluster::template;
 use crate::cluster::time::{MILLISECOND, SECOND, Time};
@@ -35,7 +35,7 @@ impl World {
         now: Time,
         gone: u32,
         is_lost: bool,
-        again: Event,
+        again: WorldEvent,
     ) -> Result<(), String> {
         if self.replacement.is_some() {
             return Ok(());
@@ -59,9 +59,9 @@ impl World {
         }
         let starts_at = now + random.between(0, 3 * SECOND);
         self.queue
-            .add(starts_at, Event::StartMember(spare as usize));
+            .add(starts_at, WorldEvent::StartMember(spare as usize));
         let looks_at = now + random.between(LOOKS_NS.0, LOOKS_NS.1);
-        self.queue.add(looks_at, Event::Operator);
+        self.queue.add(looks_at, WorldEvent::Operator);
         self.replacement = Some(Replacement {
             gone,
             is_lost,
@@ -104,12 +104,12 @@ impl World {
             return;
         }
         let next = map.replace(gone, spare);
-        self.queue.add(next_look, Event::Operator);
+        self.queue.add(next_look, WorldEvent::Operator);
         if let Some(map) = next
             && let Some(at) = self.membership.travel(now)
         {
             self.note(|| format!("the operator proposes {map:?}"));
-            let proposal = Event::Proposal {
+            let proposal = WorldEvent::Proposal {
                 from: OPERATOR,
                 incarnation: 0,
                 map,
