@@ -7,6 +7,7 @@ mod mounted;
 mod nodes;
 mod transport;
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,20 +22,22 @@ use serde_json::Value;
 use mounted::Mounted;
 use nodes::{Cluster, PATIENCE, ends_by, is_whole, kill, mounted, primary};
 
-/// Other work on the machine makes some rounds too long: one of so many has to keep the limit.
+/// Other work on the machine makes some rounds too long: most of so many have to keep the limit.
 const ROUNDS: usize = 5;
 
-/// Fails unless one of some rounds takes no longer than this.
-fn assert_within(limit: Duration, what: &str, mut round: impl FnMut() -> Duration) {
-    let mut took = Vec::new();
-    while took.len() < ROUNDS {
-        took.push(round());
-        if took.last() <= Some(&limit) {
-            println!("{what}: {took:?}");
-            return;
+/// Fails unless the median of some rounds is within the limit. Ends when it is known on which side the median is.
+fn assert_median<T: PartialOrd + Debug>(limit: T, what: &str, mut round: impl FnMut() -> T) {
+    let mut found = Vec::new();
+    let is_median = |count: usize| 2 * count > ROUNDS;
+    loop {
+        found.push(round());
+        let within = found.iter().filter(|it| **it <= limit).count();
+        if is_median(within) {
+            return println!("{what}: {found:?}");
         }
+        let is_missed = is_median(found.len() - within);
+        assert!(!is_missed, "{what}: {found:?}, most beyond {limit:?}");
     }
-    panic!("{what}: {took:?}, all longer than {limit:?}");
 }
 
 /// The longest time that one of many small synchronized writes takes, from the first one to one that was begun after the hit.
@@ -115,22 +118,22 @@ fn programs_pause_for_a_short_time_when_a_node_is_lost() {
         pause
     };
     let takeover = Duration::from_secs(3);
-    assert_within(takeover, "the primary is killed", || {
+    assert_median(takeover, "the primary is killed", || {
         lose(primary, Signal::KILL)
     });
-    assert_within(takeover, "the primary is stopped", || {
+    assert_median(takeover, "the primary is stopped", || {
         lose(primary, Signal::STOP)
     });
-    // The primary waits for two leases of 1 s before it leaves out a member, and for one change of the map.
-    let removal = Duration::from_millis(2500);
-    assert_within(removal, "a replica is stopped", || {
+    // The primary waits for a lease of 1 s before it leaves out a member, and for one change of the map.
+    let removal = Duration::from_millis(1500);
+    assert_median(removal, "a replica is stopped", || {
         lose(replica, Signal::STOP)
     });
-    assert_within(removal, "a replica is killed", || {
+    assert_median(removal, "a replica is killed", || {
         lose(replica, Signal::KILL)
     });
     // The session of a killed mount ends after 3 s: until then its writes may still arrive.
-    assert_within(
+    assert_median(
         Duration::from_millis(4500),
         "the primary and a mount are killed",
         || {
@@ -163,6 +166,8 @@ fn processor_time(pid: u64) -> u64 {
 #[test]
 fn an_idle_cluster_and_its_mount_use_less_than_a_hundredth_of_a_processor() {
     const WINDOW: Duration = Duration::from_secs(5);
+    // Leases in use are renewed for 10 s: those windows are not idle.
+    const RENEWALS: usize = 2;
     let cluster = Cluster::serving("3", "16M");
     let mounted = mount(&cluster, "mount");
     fs::write(mounted.path("file"), "contents").expect("written");
@@ -174,22 +179,19 @@ fn an_idle_cluster_and_its_mount_use_less_than_a_hundredth_of_a_processor() {
     let pids: Vec<u64> = nodes.chain([u64::from(mounted.child.id())]).collect();
     assert_eq!(pids.len(), 4);
     let used = || pids.iter().map(|pid| processor_time(*pid)).sum::<u64>();
-    let mut windows = Vec::new();
-    // Leases in use are renewed for 10 s.
-    while windows.len() < 2 * ROUNDS {
+    let share = || {
         let (before, start) = (used(), Instant::now());
         while start.elapsed() < WINDOW {
             thread::park_timeout(WINDOW - start.elapsed().min(WINDOW));
         }
-        let share = (used() - before) as f64 / start.elapsed().as_nanos() as f64;
-        windows.push(share);
-        if share < 0.01 {
-            println!("{windows:.4?}");
-            assert_eq!(fs::read(mounted.path("file")).expect("read"), b"contents");
-            return mounted.unmount();
-        }
+        (used() - before) as f64 / start.elapsed().as_nanos() as f64
+    };
+    for _ in 0..RENEWALS {
+        println!("while leases are renewed: {:.4}", share());
     }
-    panic!("{windows:.4?}");
+    assert_median(0.01, "share of a processor", share);
+    assert_eq!(fs::read(mounted.path("file")).expect("read"), b"contents");
+    mounted.unmount();
 }
 
 /// Kills all nodes that `tako status` reports.

@@ -161,30 +161,53 @@ fn runs_without_faults_hold_and_find_their_defects() {
     }
 }
 
-/// A member that is cut from all others and from the clients, not from the membership service, does not become primary before
-/// the primary has left it out; and if it was the primary, sessions resume with the next one.
+/// A member is cut from all others and from the clients, not from the membership service.
+fn run_with_a_member_cut_off(seed: u64, member: u32, defects: &Defects) -> Result<Summary, String> {
+    let mut setup = setup(seed, defects);
+    setup.options.min_sync = 2;
+    setup.is_punctual = true;
+    let isolated = Planned {
+        at: 5 * SECOND,
+        cue: None,
+        fault: Fault::Isolate {
+            node: Party::Member(member),
+            for_ns: 8 * SECOND,
+        },
+    };
+    let plan = Plan {
+        seed,
+        duration: setup.duration,
+        faults: vec![isolated],
+    };
+    World::new(setup, plan)?.run()
+}
+
+/// Seeds and members of runs with a member that is cut off.
+fn cuts() -> impl Iterator<Item = (u64, u32)> {
+    (0..4).flat_map(|seed| (0..3).map(move |member| (seed, member)))
+}
+
+/// The member does not become primary before the primary has left it out; and if it was the primary, the others elect one before
+/// it leaves them out, and sessions resume with that.
 #[test]
 fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
-    for (seed, member) in (0..4).flat_map(|seed| (0..3).map(move |member| (seed, member))) {
-        let mut setup = setup(seed, &Defects::default());
-        setup.options.min_sync = 2;
-        setup.is_punctual = true;
-        let isolated = Planned {
-            at: 5 * SECOND,
-            cue: None,
-            fault: Fault::Isolate {
-                node: Party::Member(member),
-                for_ns: 8 * SECOND,
-            },
-        };
-        let plan = Plan {
-            seed,
-            duration: setup.duration,
-            faults: vec![isolated],
-        };
-        let summary = World::new(setup, plan).and_then(|mut world| world.run());
+    for (seed, member) in cuts() {
+        let summary = run_with_a_member_cut_off(seed, member, &Defects::default());
         let summary = summary.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         assert_eq!(summary.ended_sessions, 0, "seed {seed}, member {member}");
+    }
+}
+
+#[test]
+fn each_defect_of_cuts_is_found() {
+    for defect in Defect::OF_CUTS {
+        let outlives = |(seed, member)| {
+            let run = run_with_a_member_cut_off(seed, member, &Defects::of(defect));
+            run.is_ok_and(|it| it.ended_sessions == 0)
+        };
+        let found = cuts().find(|cut| !outlives(*cut));
+        println!("{defect:?} is found by seed and member {found:?}");
+        assert!(found.is_some(), "{defect:?}");
     }
 }
 
@@ -227,16 +250,16 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ReportBeforeIngest, 0),
     (Defect::DropGapRequest, 141),
     (Defect::ServeWithoutLease, 13),
-    (Defect::PromoteBeforeLease, 2),
+    (Defect::PromoteBeforeLease, 5),
     (Defect::PromoteOutOfSync, 20),
     (Defect::KeepForeignRecords, 4),
     (Defect::InSyncTooEarly, 13),
     (Defect::OmitBeforeMap, 4),
     (Defect::ForgetSlots, 1),
     (Defect::ForgetSlotsAtTakeover, 27),
-    (Defect::ForgetUnconfirmed, 30),
+    (Defect::ForgetUnconfirmed, 2),
     (Defect::ReplayOutOfOrder, 81),
-    (Defect::RefillBeforeTails, 688),
+    (Defect::RefillBeforeTails, 197),
     (Defect::ServeBeforeReplay, 3),
     (Defect::ReviveSession, 0),
     (Defect::ForgetLocksAtTakeover, 3),
@@ -246,11 +269,11 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetPromiseAtRestart, 21),
     (Defect::WindowUnbounded, 47),
     (Defect::PushUnbounded, 77),
-    (Defect::ChangeNamedData, 22),
+    (Defect::ChangeNamedData, 24),
     (Defect::GrantWhileProposing, 4),
     (Defect::PromoteMetadataOnly, 22),
     (Defect::CountBeforeData, 0),
-    (Defect::CommitWithoutCheck, 49),
+    (Defect::CommitWithoutCheck, 53),
     (Defect::CommitBeforeCompletion, 5),
     (Defect::RefillBeforeCompletion, 413),
     (Defect::LandAgain, 13),
@@ -264,12 +287,12 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::IgnoreValidity, 314),
     (Defect::ReadAfterLease, 0),
     (Defect::ReadUnderLaterLease, 0),
-    (Defect::ForgetOwnChanges, 9),
+    (Defect::ForgetOwnChanges, 10),
     (Defect::ForgetRefused, 11),
     (Defect::ForgetHolds, 3),
-    (Defect::GrantReservedLock, 247),
+    (Defect::GrantReservedLock, 128),
     (Defect::ForgetCircles, 2),
-    (Defect::KeepEndedWaits, 485),
+    (Defect::KeepEndedWaits, 156),
     (Defect::PutWaitsFirst, 2),
     (Defect::ForgetWaits, 2),
     (Defect::TrustBlankPool, 207),
@@ -277,12 +300,11 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::GrantDuringChange, 244),
     (Defect::GrantWithRepeatedAnswer, 38),
     (Defect::GrantBeyondLease, 46),
-    (Defect::CountLeaseFromReply, 78),
     (Defect::IgnoreOvertaking, 0),
     (Defect::AnswerBeforeInvalidation, 0),
     (Defect::KeepMissingNames, 0),
     (Defect::CreateWithoutRecall, 0),
-    (Defect::AnswerEndsNewLease, 41),
+    (Defect::AnswerEndsNewLease, 7),
     (Defect::ReviveLease, 69),
     (Defect::ForgetRenewal, 0),
     (Defect::RenewBeyondLease, 84),
@@ -334,6 +356,46 @@ fn each_defect_is_found() {
         }
     }
     assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+/// All that the other members send reaches the primary late: answers wait, and its leases are short.
+fn run_with_late_members(seed: u64, defects: &Defects) -> Result<Summary, String> {
+    let late = Planned {
+        at: 3 * SECOND,
+        cue: None,
+        fault: Fault::LateLink {
+            from: Party::Bystanders,
+            to: Party::Primary,
+            by_ms: 400,
+            for_ns: 12 * SECOND,
+        },
+    };
+    let setup = setup(seed, defects);
+    let plan = Plan {
+        seed,
+        duration: setup.duration,
+        faults: vec![late],
+    };
+    World::new(setup, plan)?.run()
+}
+
+/// Seeds that find the defects of late members, of these.
+const LATE: std::ops::Range<u64> = 0..200;
+
+#[test]
+fn runs_with_late_members_hold_and_find_their_defects() {
+    for seed in LATE.take(4) {
+        let ended = run_with_late_members(seed, &Defects::default());
+        assert!(ended.is_ok(), "seed {seed}: {ended:?}");
+    }
+    for defect in Defect::OF_LATE_MEMBERS {
+        let defects = Defects::of(defect);
+        let found = LATE
+            .into_iter()
+            .find(|seed| run_with_late_members(*seed, &defects).is_err());
+        println!("{defect:?} is found by seed {found:?}");
+        assert!(found.is_some(), "{defect:?}");
+    }
 }
 
 /// Seeds that find reads at a new primary before the replays, if the primary is cut from the other members for a while.

@@ -31,6 +31,8 @@ pub enum Defect {
     RefillBeforeTails,
     /// A member is removed before the map is changed.
     OmitBeforeMap,
+    /// A primary that most members do not answer removes them after one lease.
+    RemoveUnheard,
     /// A repeated request is executed again.
     ForgetSlots,
     /// Slots are kept in memory only, so that a takeover forgets them.
@@ -201,7 +203,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 84] = [
+    pub const ALL: [Defect; 83] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -262,7 +264,6 @@ impl Defect {
         Defect::GrantDuringChange,
         Defect::GrantWithRepeatedAnswer,
         Defect::GrantBeyondLease,
-        Defect::CountLeaseFromReply,
         Defect::IgnoreOvertaking,
         Defect::AnswerBeforeInvalidation,
         Defect::KeepMissingNames,
@@ -300,6 +301,12 @@ impl Defect {
 
     /// Those that only units with clients that write all the time find: `lab/tests/refill.rs`.
     pub const OF_LOAD: [Defect; 1] = [Defect::OutrunRefill];
+
+    /// Those that only units show in which messages to the primary are late: `lab/tests/cluster.rs`.
+    pub const OF_LATE_MEMBERS: [Defect; 1] = [Defect::CountLeaseFromReply];
+
+    /// Those that only members show that are cut off from all but the membership service: `lab/tests/cluster.rs`.
+    pub const OF_CUTS: [Defect; 1] = [Defect::RemoveUnheard];
 
     /// Those of frames, which only streams show. `lab/tests/groups.rs` finds them, and those of shipments.
     pub const OF_FRAMES: [Defect; 5] = [

@@ -5,6 +5,7 @@
 //! - `join`: coming back after having been away;
 //! - `elect`: election of the next primary;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
+//! - `silence`: when the primary leaves out a member;
 //! - `deferred_requests`: work of an idle primary;
 //! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
 //! - `granted_leases`: leases for what clients keep, and their recall;
@@ -31,6 +32,7 @@ mod requests;
 mod serve;
 mod sessions;
 mod ship;
+mod silence;
 mod view;
 mod waits;
 

@@ -30,7 +30,8 @@ pub(super) struct Peer {
     pub joins_from: Option<u64>,
     /// The number of that question.
     joins_since: u64,
-    lease_until: u64,
+    /// Until then, by this member's clock, it does not become primary.
+    pub lease_until: u64,
     /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
     pub is_counted: bool,
     /// The tail that it must have reached before the map may list it as in sync.
@@ -98,7 +99,9 @@ pub(super) struct Primary {
     pub backpressure_above: u64,
     pub is_proposing: bool,
     proposed_at: u64,
-    heartbeat_at: u64,
+    pub heartbeat_at: u64,
+    /// It has sent its heartbeats on time since then.
+    pub steady_since: u64,
     pub next_tick: u64,
     serves_without_lease: bool,
 }
@@ -126,17 +129,6 @@ impl Peer {
             refill: None,
             welcomed_at: None,
         }
-    }
-
-    /// Whether it has made no progress for a while, although records wait for it.
-    fn is_stuck(&self, now: u64, lease: u64, position: u64) -> bool {
-        self.tail < position && now > self.progressed_at + 4 * lease
-    }
-
-    /// Whether it is lost, silent, or stuck.
-    fn is_gone(&self, now: u64, lease: u64, position: u64) -> bool {
-        let is_silent = now > self.lease_until.max(self.heard_at) + lease;
-        self.is_lost || is_silent || self.is_stuck(now, lease, position)
     }
 
     /// It does not count any more, unless it may be in sync by a map that is still to come.
@@ -246,6 +238,7 @@ impl Member {
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
+            steady_since: now,
             next_tick: now,
             serves_without_lease: self.defects.has(Defect::ServeWithoutLease),
         };
@@ -367,9 +360,9 @@ impl Member {
     }
 
     fn handle_tail(&mut self, now: u64, from: NodeId, tail: u64, is_caught_up: bool) {
-        let lease = self.options.lease_ns;
         let (in_sync, version) = (self.map.is_in_sync(from), self.map.version);
-        let Some(primary) = self.primary() else {
+        let silence = self.silence(now);
+        let Some((primary, silence)) = self.primary().zip(silence) else {
             return;
         };
         let position = primary.position;
@@ -386,7 +379,7 @@ impl Member {
             if tail > peer.tail {
                 peer.progressed_at = now;
             }
-            let may_count = is_caught_up && !peer.is_stuck(now, lease, position);
+            let may_count = is_caught_up && !silence.is_stuck(peer);
             if !in_sync && !peer.is_counted && may_count {
                 // It has been refilled since.
                 peer.is_lost = false;
@@ -541,6 +534,9 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
+        if primary.is_late(now, heartbeat_ns) {
+            primary.steady_since = now;
+        }
         let mut silent = Vec::new();
         for (node, peer) in &mut primary.peers {
             // While nothing is left to do, doing nothing is no fault.
@@ -581,25 +577,28 @@ impl Member {
 
     /// Asks the membership service to remove failed members, and to count rejoined ones.
     fn propose_changes(&mut self, now: u64) {
-        let lease = self.options.lease_ns;
+        let (lease, heartbeat_ns) = (self.options.lease_ns, self.options.heartbeat_ns);
         let omits_early = self.defects.has(Defect::OmitBeforeMap);
         let map = self.map.clone();
-        let Some(primary) = self.primary() else {
+        let silence = self.silence(now);
+        let Some((primary, silence)) = self.primary().zip(silence) else {
             return;
         };
-        if primary.is_proposing && now < primary.proposed_at + lease {
+        let next_end = silence.next(primary.peers.values());
+        primary.next_tick = next_end.map_or(primary.next_tick, |at| at.min(primary.next_tick));
+        let is_waiting = primary.is_proposing && now < primary.proposed_at + lease;
+        if is_waiting || primary.is_late(now, heartbeat_ns) {
             return;
         }
-        let position = primary.position;
         let mut next = map.next();
         next.in_sync.retain(|node| {
             let peer = primary.peers.get(node);
-            peer.is_none_or(|peer| !peer.is_gone(now, lease, position))
+            peer.is_none_or(|peer| !silence.is_gone(peer))
         });
         for (node, peer) in &mut primary.peers {
             // Nothing would ever be confirmed, and no lease last, if it counted on.
             let is_listed = map.is_in_sync(*node);
-            if peer.is_counted && !is_listed && peer.is_gone(now, lease, position) {
+            if peer.is_counted && !is_listed && silence.is_gone(peer) {
                 peer.leave(map.version);
             }
             let is_back = peer.is_counted
