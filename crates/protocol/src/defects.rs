@@ -147,6 +147,10 @@ pub enum Defect {
     KeepOldPages,
     /// Attributes with another version are shown before pages are dropped.
     DropPagesAfterAnswer,
+    /// Data that was read ahead is used though the file has another version now.
+    UseOldWindow,
+    /// Data that was read ahead is used without a lease of the file.
+    UseWindowAfterLease,
     /// A client forgets the unconfirmed writes of a session that has ended.
     ForgetLeftBehind,
     /// A file is granted for writing though another session owns it.
@@ -203,7 +207,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 83] = [
+    pub const ALL: [Defect; 85] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -275,6 +279,8 @@ impl Defect {
         Defect::ForgetLease,
         Defect::KeepOldPages,
         Defect::DropPagesAfterAnswer,
+        Defect::UseOldWindow,
+        Defect::UseWindowAfterLease,
         Defect::ForgetLeftBehind,
         Defect::GrantOwned,
         Defect::ReadOwned,

@@ -10,6 +10,7 @@
 //! clients have answered).
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod answered;
 pub mod client;
 pub mod cluster;

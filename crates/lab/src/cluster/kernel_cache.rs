@@ -199,6 +199,13 @@ impl KernelCache {
         self.pages.get(&inode).is_some_and(|it| local < it.until)
     }
 
+    /// Version of a file, if its attributes are kept under a lease.
+    pub fn leased_version(&self, local: u64, inode: u64) -> Option<u64> {
+        let pages = self.pages.get(&inode).filter(|it| local < it.until)?;
+        let (_, version) = pages.version;
+        Some(version)
+    }
+
     /// A page, once attributes were shown.
     pub fn page(&mut self, read: &Operation) -> Option<Outcome> {
         let pages = self.pages.get_mut(&read_inode(read)?)?;

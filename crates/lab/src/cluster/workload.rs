@@ -1,5 +1,6 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod ahead;
 mod completed;
 mod early;
 mod keys;
@@ -23,6 +24,7 @@ use store::FileKind;
 use super::history::{History, Id, Invocation, Key, Response};
 use super::kernel_cache::{self, KernelCache};
 use super::waits::WaitLog;
+use ahead::Ahead;
 use early::{Answering, Postponed};
 use keys::{keys, renamed};
 use locks::Locks;
@@ -60,6 +62,8 @@ struct Pending {
     stamp: u64,
     /// The read of a page that this is part of.
     page: Option<Operation>,
+    /// Version of the file, if this is a window that is read ahead.
+    window: Option<u64>,
 }
 
 /// A completed write that may be lost with this client.
@@ -110,6 +114,8 @@ pub struct Worker {
     owner: Option<u64>,
     /// Its caches under leases.
     keeping: KernelCache,
+    /// What it has read ahead.
+    ahead: Ahead,
     /// Whether it answers writes early, under leases for writing. Clients that move data themselves do not.
     is_early: bool,
     /// What it has answered under leases for writing.
@@ -153,6 +159,7 @@ impl Worker {
             held: None,
             owner: None,
             keeping: KernelCache::default(),
+            ahead: Ahead::new(seed),
             is_early: false,
             answering: Answering::default(),
             kept: 0,
@@ -237,6 +244,7 @@ impl Worker {
             // The end of its session is not observed.
             self.lose(now, Time::MAX, lost);
             self.keeping.end_process();
+            self.ahead.clear();
             self.sent.clear();
             self.leave(lost);
         }
@@ -605,9 +613,11 @@ impl Worker {
             self.keeping.end(inode);
             stamp += 1;
         }
-        match &pending.page {
-            Some(_) => self.keep_page(&pending, outcome, keep),
-            None => self.keeping.keep(&pending.operation, outcome, keep, stamp),
+        let file = pending.operation.file();
+        match (&pending.page, pending.window.zip(file)) {
+            (Some(_), _) => self.keep_page(&pending, outcome, keep),
+            (None, Some((version, file))) => self.ahead.put(file, version, outcome),
+            (None, None) => self.keeping.keep(&pending.operation, outcome, keep, stamp),
         }
         self.pending.insert(ticket, pending);
     }

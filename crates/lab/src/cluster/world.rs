@@ -60,6 +60,8 @@ pub struct Setup {
     pub is_wide: bool,
     /// Whether every other client answers writes early, under leases for writing.
     pub is_early: bool,
+    /// Whether clients read ahead.
+    pub reads_ahead: bool,
     /// Whether all nodes learn of maps without an additional delay.
     pub is_punctual: bool,
     /// When the operator asks for longer pools.
@@ -69,7 +71,7 @@ pub struct Setup {
 impl Setup {
     /// A unit of three members and four clients, and a spare for plans that need one. With one seed of three, one of the members has
     /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full; with one of seven, clients
-    /// wait for locks, and use all operations.
+    /// wait for locks, and use all operations; with one of ten, they read ahead.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
         Setup {
@@ -95,6 +97,7 @@ impl Setup {
             groups: false,
             is_wide: seed % 7 == 2,
             is_early: true,
+            reads_ahead: seed % 10 == 9,
             is_punctual: false,
             grows_at: None,
         }
@@ -731,7 +734,8 @@ impl World {
         self.read_locally(now, client);
         let worker = &mut self.workers[client];
         worker.look_at_kept(now, &mut self.history);
-        if worker.read_page(now, &mut self.history) {
+        let asks = worker.read_page(now, &mut self.history);
+        if self.setup.reads_ahead && worker.read_ahead(now, &mut self.history) || asks {
             self.client_step(now, client, |_, _| ());
         }
         let chosen = self.workers[client].choose(now);

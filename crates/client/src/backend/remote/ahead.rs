@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use operations::{Acknowledge, Attributes, Bytes, Details, FileId, Operation};
 use parking_lot::Mutex;
+use protocol::Defects;
+use protocol::ahead::is_current;
 
 use super::Remote;
 use crate::{Started, leases};
@@ -112,7 +114,8 @@ impl Ahead {
         let streams = self.0.lock();
         let stream = streams.get(&file.inode).filter(|it| it.file == file)?;
         let has = |it: &&Arc<Window>| {
-            it.version == version && it.offset <= offset && offset < it.offset + WINDOW
+            let is_inside = it.offset <= offset && offset < it.offset + WINDOW;
+            is_inside && is_current(it.version, Some(version), &Defects::default())
         };
         stream.windows.iter().find(has).cloned()
     }
@@ -258,8 +261,9 @@ impl Remote {
     /// Waits for the data of a window. Returns it if the file still has this version.
     fn finish_window(&self, file: FileId, version: u64, started: Started) -> Option<Bytes> {
         let outcome = started.finish().ok()?.into_result().ok()?;
+        let leased = self.leased(file).map(|it| it.version);
         match outcome.details {
-            Details::Data(bytes) if self.leased(file)?.version == version => Some(bytes),
+            Details::Data(bytes) if is_current(version, leased, &Defects::default()) => Some(bytes),
             _ => None,
         }
     }

@@ -310,6 +310,7 @@ impl Worker {
             invoked,
             stamp,
             page: None,
+            window: None,
         };
         self.pending.insert(ticket, pending);
     }

@@ -32,6 +32,7 @@ impl Worker {
             invoked: now,
             stamp: 0,
             page: Some(read.clone()),
+            window: None,
         };
         let Operation::Read { file, .. } = read else {
             return false;
