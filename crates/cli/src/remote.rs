@@ -125,9 +125,9 @@ fn parse_ether_types(value: &str) -> Result<[u16; 2], Failure> {
 }
 
 fn parse_queue(value: &str) -> Result<u32, Failure> {
-    let queue = value.parse().ok().filter(|it| (1..=QUEUE_MAX).contains(it));
+    let queue = value.parse().ok().filter(|it| (0..=QUEUE_MAX).contains(it));
     queue.ok_or_else(|| {
-        let sentence = format!("option `data_queue` must be 1–{QUEUE_MAX}, got '{value}'");
+        let sentence = format!("option `data_queue` must be 0–{QUEUE_MAX}, got '{value}'");
         Failure::Usage(sentence)
     })
 }
@@ -298,7 +298,7 @@ mod tests {
             "ack=some",
             "timeout=0",
             "timeout=x",
-            "data_queue=0",
+            "data_queue=4096",
             "ether_types=0x88b5",
             "transport=x",
         ] {

@@ -149,21 +149,27 @@ fn reported(status: &Value, name: &str) -> u64 {
 
 #[test]
 fn long_writes_are_received_in_the_pool_itself_and_long_reads_in_the_reader() {
-    long_transfers_are_placed(1500, 3);
+    long_transfers_are_placed((1500, 2), 3);
+}
+
+#[test]
+fn long_transfers_are_placed_on_an_interface_with_one_queue() {
+    long_transfers_are_placed((1500, 1), 3);
 }
 
 #[test]
 fn long_transfers_are_placed_in_jumbo_frames_where_the_mtu_allows_them() {
-    long_transfers_are_placed(9000, 1);
+    long_transfers_are_placed((9000, 2), 1);
 }
 
 /// With so many frames for each block.
-fn long_transfers_are_placed(mtu: u32, frames: u64) {
+fn long_transfers_are_placed((mtu, queues): (u32, u32), frames: u64) {
+    let queue = queues - 1;
     let most = BLOCKS * frames / 2..BLOCKS * frames * 11 / 10;
     let mut cluster = Cluster::start(
         1,
-        Hosts::with_cable(mtu),
-        &format!("{AT_INTERFACE}data_queue = 1\nether_types = \"0x88b5:0x88b6\"\n"),
+        Hosts::with_cable(mtu, queues),
+        &format!("{AT_INTERFACE}data_queue = {queue}\nether_types = \"0x88b5:0x88b6\"\n"),
     );
     cluster.wait("it serves", is_whole);
     let other = Mounted::start(&cluster, "other", ",transport=ethernet");
@@ -175,7 +181,7 @@ fn long_transfers_are_placed(mtu: u32, frames: u64) {
     assert_eq!(reported(&status, "placed"), 0);
     let written = status["nodes"][0]["load"]["written"].as_u64();
     assert!(written >= Some(LENGTH as u64), "{status:#}");
-    let options = &format!("{OTHER_TYPES},io=client,data_queue=1");
+    let options = &format!("{OTHER_TYPES},io=client,data_queue={queue}");
     let mount = Mounted::new(&cluster, "placing", options);
     // Key and blocks come with the first requests.
     cluster.wait("most of a file is placed", |status| {

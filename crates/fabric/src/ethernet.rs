@@ -78,7 +78,8 @@ pub struct EthernetOptions {
     pub lost_after: Duration,
     /// Threads that can use the interface at once: 1 to 64.
     pub transports: u32,
-    /// Frames that can wait to be received: 64 to 65 536.
+    /// Frames that can wait to be received: 64 to 65 536. With placed data on the queue of all other frames, as many as 1024 more than
+    /// there are frames in a run, or some runs travel in packets.
     pub receive_frames: u32,
     /// Memory that long writes of peers are received in without a copy by this process.
     pub pool: Option<PlacedPool>,
@@ -138,16 +139,26 @@ impl EthernetOptions {
     }
 
     /// Lets long writes of peers be received in a pool, or only those of this side in pools of peers; and long reads of this side in
-    /// memory behind it. Data comes by a queue of the interface of its own, in jumbo frames if the interface has the MTU for them.
+    /// memory behind it, of which `map_bytes` are for mapped files. Data comes by a queue of the interface of its own, in jumbo frames
+    /// if the interface has the MTU for them.
     ///
     /// # Errors
     /// Those of [`Region::with_memory_behind`] and [`Region::memory`].
-    pub fn place(&mut self, pool: Option<&Region>, queue: u32) -> Result<(), pmem::Error> {
+    pub fn place(
+        &mut self,
+        pool: Option<&Region>,
+        queue: u32,
+        map_bytes: u64,
+    ) -> Result<(), pmem::Error> {
         let interface = self.interface.as_deref().map(Interface::named);
-        if interface.is_some_and(|it| it.is_ok_and(|it| it.mtu >= Shape::Jumbo.mtu())) {
+        let has_own_queue = queue != self.queue;
+        if has_own_queue
+            && interface.is_some_and(|it| it.is_ok_and(|it| it.mtu >= Shape::Jumbo.mtu()))
+        {
             self.shape = Shape::Jumbo;
         }
-        let bytes = READ_BYTES + self.frame_memory();
+        let read_bytes = READ_BYTES + map_bytes;
+        let bytes = read_bytes + self.frame_memory();
         let region = match pool {
             Some(pool) => pool.with_memory_behind(bytes)?,
             None => Region::memory(bytes, false)?,
@@ -155,7 +166,7 @@ impl EthernetOptions {
         self.pool = Some(PlacedPool {
             region,
             queue,
-            read_bytes: READ_BYTES,
+            read_bytes,
         });
         Ok(())
     }
@@ -166,7 +177,7 @@ impl EthernetOptions {
 pub struct PlacedPool {
     /// The memory. Its end is for frames, and out of reach of peers: [`EthernetOptions::frame_memory`] bytes.
     pub region: Region,
-    /// The interface's queue that data comes by: not that of commands.
+    /// The interface's queue that data comes by. If it is that of commands, frames without content precede data.
     pub queue: u32,
     /// Bytes in front of the memory for frames that long reads are received in ([`Device::read_memory`]).
     pub read_bytes: u64,

@@ -19,8 +19,10 @@ use crate::{
 pub struct ReadMemory {
     /// Region that holds the bytes.
     pub region: Region,
-    /// Where the part begins.
+    /// Where the part begins: at a whole page.
     pub start: u64,
+    /// Whether a read changes its own bytes only, and not those in front of them for a while.
+    pub is_exact: bool,
     /// Shows the transport that there is an owner.
     pub owner: Arc<()>,
 }
@@ -63,7 +65,7 @@ pub trait Device: Send + Sync {
         0
     }
 
-    /// Memory in which data of reads is received without a copy by this process, if there is as much, and no other owner.
+    /// Memory in which data of reads is received without a copy by this process, if as much of it has no owner.
     fn read_memory(&self, _bytes: u64) -> Option<ReadMemory> {
         None
     }

@@ -305,7 +305,7 @@ fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
         options.wanted.ethernet.types = types;
     }
     if let Some(queue) = config.data_queue {
-        options.wanted.ethernet.place(Some(pool), queue)?;
+        options.wanted.ethernet.place(Some(pool), queue, 0)?;
     }
     if config.group == GroupMode::On {
         options.wanted.queues.group_buffers = GROUP_BUFFERS;

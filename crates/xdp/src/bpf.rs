@@ -124,6 +124,14 @@ impl SocketMap {
     }
 }
 
+#[cfg(feature = "fuzzing")]
+impl SocketMap {
+    /// A map that the kernel does not have: nothing can be entered.
+    pub fn detached(descriptor: OwnedFd) -> SocketMap {
+        SocketMap(descriptor)
+    }
+}
+
 /// One value of so many bytes, which programs and this process share.
 pub fn shared_value(bytes: u32) -> io::Result<OwnedFd> {
     let mut attributes = Attributes::new()
@@ -181,6 +189,14 @@ impl Program {
 /// An attached program, which the kernel detaches when the descriptor closes.
 pub struct Link {
     descriptor: OwnedFd,
+}
+
+#[cfg(feature = "fuzzing")]
+impl Link {
+    /// A link without a program.
+    pub fn detached(descriptor: OwnedFd) -> Link {
+        Link { descriptor }
+    }
 }
 
 impl Drop for Link {

@@ -12,6 +12,13 @@ use crate::{Hardware, bpf};
 pub(crate) const EXPECTED_AT: i16 = 0;
 pub(crate) const END_AT: i16 = 4;
 pub(crate) const SOURCE_AT: i16 = 8;
+/// On one queue: frames that were taken, number of the first descriptor that is aimed, number behind the last descriptor, tag of the
+/// socket for frames without content, and whether no frame is taken.
+pub(crate) const TAKEN_AT: i16 = 16;
+pub(crate) const AIMED_AT: i16 = 20;
+pub(crate) const FILLED_AT: i16 = 24;
+pub(crate) const EMPTY_TAG_AT: i16 = 28;
+pub(crate) const GATE_AT: i16 = 32;
 const BYTES: usize = 4096;
 
 /// How a block of 4096 bytes is cut into frames. Each has 16 bytes of header.
@@ -94,7 +101,11 @@ unsafe impl Send for Lane {}
 
 impl Lane {
     pub(crate) fn new() -> std::io::Result<Lane> {
-        let map = bpf::shared_value(BYTES as u32)?;
+        Lane::over(bpf::shared_value(BYTES as u32)?)
+    }
+
+    /// In memory with this descriptor, 4096 bytes of it.
+    pub(crate) fn over(map: OwnedFd) -> std::io::Result<Lane> {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let memory = unsafe {
             mmap(
@@ -146,6 +157,34 @@ impl Lane {
         let end = self.word(END_AT).load(Ordering::Relaxed);
         self.word(END_AT)
             .store(end.wrapping_add(count), Ordering::SeqCst);
+    }
+
+    /// Descriptors in front of those that are aimed.
+    pub(crate) fn front(&self) -> u32 {
+        let taken = self.word(TAKEN_AT).load(Ordering::SeqCst);
+        let aimed = self.word(AIMED_AT).load(Ordering::SeqCst);
+        (aimed.wrapping_sub(taken) as i32).max(0) as u32
+    }
+
+    /// The descriptor with this number is the first that is aimed at, and frames without content go to the socket of a tag.
+    pub(crate) fn aim(&self, aimed: u32, tag: u16) {
+        self.word(AIMED_AT).store(aimed, Ordering::SeqCst);
+        self.word(EMPTY_TAG_AT).store(tag.into(), Ordering::SeqCst);
+    }
+
+    /// There are descriptors up to this number.
+    pub(crate) fn filled(&self, end: u32) {
+        self.word(FILLED_AT).store(end, Ordering::SeqCst);
+    }
+
+    /// No frame at all is taken, or not any more.
+    pub(crate) fn shut(&self, is_shut: bool) {
+        self.word(GATE_AT).store(is_shut.into(), Ordering::SeqCst);
+    }
+
+    /// So many descriptors were consumed. No frame is taken meanwhile.
+    pub(crate) fn set_taken(&self, taken: u32) {
+        self.word(TAKEN_AT).store(taken, Ordering::SeqCst);
     }
 
     /// No frame is taken from now on.

@@ -24,6 +24,6 @@ pub use self::error::Error;
 pub use self::interface::{Hardware, Interface};
 pub use self::lane::{Lane, Shape};
 pub use self::membership::Membership;
-pub use self::port::{DataSocket, Mode, Modes, PlacedOptions, Port, PortOptions};
+pub use self::port::{DataSocket, Mode, Modes, PlacedOptions, Port, PortOptions, SharedAim};
 pub use self::ring::Descriptor;
 pub use self::socket::{Socket, Statistics};

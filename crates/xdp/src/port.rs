@@ -21,6 +21,13 @@ use crate::bpf::{Link, Program, SocketMap};
 use crate::ring::{Consumer, Producer};
 use crate::{Error, Interface, Lane, Shape, Socket, freed, program, socket};
 
+mod shared;
+
+pub use self::shared::SharedAim;
+
+/// Space that the kernel keeps in front of a frame.
+const HEADROOM: u32 = 256;
+
 /// Modes by which frames get into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -81,7 +88,7 @@ pub struct PortOptions {
 /// Options for the placement of received data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedOptions {
-    /// The queue that it comes by.
+    /// The queue that it comes by. If it is the queue of all other frames, all take descriptors from one ring.
     pub queue: u32,
     /// How blocks are cut into frames.
     pub shape: Shape,
@@ -89,12 +96,20 @@ pub struct PlacedOptions {
 
 /// The socket by which data is placed. It has separate rings for memory.
 pub struct DataSocket {
-    fill: Producer<u64>,
-    completion: Consumer<u64>,
+    /// Of a queue of its own.
+    rings: Option<(Producer<u64>, Consumer<u64>)>,
     socket: Socket,
 }
 
 impl DataSocket {
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of(fill: Producer<u64>, completion: Consumer<u64>, socket: Socket) -> DataSocket {
+        DataSocket {
+            rings: Some((fill, completion)),
+            socket,
+        }
+    }
+
     /// The rings for frames.
     pub fn socket(&mut self) -> &mut Socket {
         &mut self.socket
@@ -102,19 +117,23 @@ impl DataSocket {
 
     /// Aims the next frame; whether there was room.
     pub fn fill(&mut self, address: u64) -> bool {
-        self.fill.push(address)
+        let fill = self.rings.as_mut().map(|(fill, _)| fill);
+        fill.is_some_and(|fill| fill.push(address))
     }
 
     /// Submits the aimed descriptors to the kernel.
     pub fn filled(&mut self) {
-        self.fill.publish();
+        if let Some((fill, _)) = &mut self.rings {
+            fill.publish();
+        }
     }
 
-    /// The address of a frame that was sent.
+    /// The address of a frame that was sent. On one queue it is among those of the port.
     pub fn completed(&mut self) -> Option<u64> {
-        let address = self.completion.pop();
+        let (_, completion) = self.rings.as_mut()?;
+        let address = completion.pop();
         if address.is_none() {
-            self.completion.release();
+            completion.release();
         }
         address
     }
@@ -134,6 +153,24 @@ pub struct Port {
     queue: u32,
     lane: Option<Lane>,
     placed: Option<(PlacedOptions, u32)>,
+    /// On one queue: memory for frames that is not in the ring.
+    spare: Vec<u64>,
+    /// On one queue: number behind the last descriptor that was aimed.
+    aimed_end: u32,
+}
+
+/// What a port is made of.
+pub(crate) struct Rest {
+    pub link: Link,
+    pub map: SocketMap,
+    pub fill: Producer<u64>,
+    pub completion: Consumer<u64>,
+    pub owner: OwnedFd,
+    pub region: Region,
+    pub interface: Interface,
+    pub mode: Mode,
+    pub lane: Option<Lane>,
+    pub options: PortOptions,
 }
 
 impl Port {
@@ -177,13 +214,18 @@ impl Port {
                 lane: lane.number(),
                 slot: options.sockets - 1,
                 shape: placed.shape,
+                is_shared: placed.queue == options.queue,
+                longest: options.chunk - HEADROOM,
             }),
         });
+        if options.placed.is_some_and(|it| it.queue == options.queue) {
+            shared::test_barrier(name)?;
+        }
         let spread = is_spread(options);
         let program = Program::load(&code, spread).map_err(system("load an XDP program for"))?;
         let (link, mode) = attach(interface, &owner, &program, options)?;
-        Ok(Port {
-            _link: link,
+        Ok(Port::of(Rest {
+            link,
             map,
             fill,
             completion,
@@ -191,10 +233,28 @@ impl Port {
             region: region.clone(),
             interface: interface.clone(),
             mode,
-            queue: options.queue,
             lane,
+            options: options.clone(),
+        }))
+    }
+
+    pub(crate) fn of(rest: Rest) -> Port {
+        let options = rest.options;
+        Port {
+            _link: rest.link,
+            map: rest.map,
+            fill: rest.fill,
+            completion: rest.completion,
+            owner: rest.owner,
+            region: rest.region,
+            interface: rest.interface,
+            mode: rest.mode,
+            queue: options.queue,
+            lane: rest.lane,
             placed: options.placed.map(|placed| (placed, options.sockets - 1)),
-        })
+            spare: Vec::new(),
+            aimed_end: 0,
+        }
     }
 
     /// Mode by which frames get into memory here.
@@ -251,6 +311,13 @@ impl Port {
             return Err(failed(Errno::INVAL));
         };
         let descriptor = socket::open().map_err(failed)?;
+        if self.is_shared() {
+            let socket = Socket::over(descriptor, size).map_err(failed)?;
+            self.share(&socket, placed.queue).map_err(failed)?;
+            self.direct(slot as u16, &socket)?;
+            let rings = None;
+            return Ok(DataSocket { rings, socket });
+        }
         set_xdp_umem_fill_ring_size(&descriptor, size).map_err(failed)?;
         set_xdp_umem_completion_ring_size(&descriptor, size).map_err(failed)?;
         let offsets = xdp_mmap_offsets(&descriptor).map_err(failed)?;
@@ -262,11 +329,8 @@ impl Port {
         let socket = Socket::over(descriptor, size).map_err(failed)?;
         self.share(&socket, placed.queue).map_err(failed)?;
         self.direct(slot as u16, &socket)?;
-        Ok(DataSocket {
-            fill,
-            completion,
-            socket,
-        })
+        let rings = Some((fill, completion));
+        Ok(DataSocket { rings, socket })
     }
 
     /// Which frames of data are taken, if they are placed.
@@ -293,11 +357,19 @@ impl Port {
 
     /// Gives memory for a frame, which the kernel sees after [`Port::filled`]; whether there was room.
     pub fn fill(&mut self, address: u64) -> bool {
+        if self.is_shared() {
+            self.spare.push(address);
+            return true;
+        }
         self.fill.push(address)
     }
 
     /// Submits the memory to the kernel; returns whether the kernel must be woken up to take it.
     pub fn filled(&mut self) -> bool {
+        if self.is_shared() {
+            self.top_up();
+            return false;
+        }
         self.fill.publish() && self.mode == Mode::ZeroCopy && self.fill.needs_wakeup()
     }
 
@@ -353,13 +425,16 @@ fn modes(options: &PortOptions, is_virtual: bool) -> &'static [Mode] {
     // The program moves the beginning of a stripped frame. Only a kernel that copies after it puts the data where that leads: an
     // adapter has written the frame behind its header, up to 16 bytes into the next block.
     let is_stripped = options.placed.is_some_and(|it| it.shape.is_stripped());
+    let is_shared = options.placed.is_some_and(|it| it.queue == options.queue);
     match options.modes {
-        Modes::Only(Mode::ZeroCopy) if is_stripped => &[],
+        Modes::Only(Mode::ZeroCopy) if is_stripped || is_shared => &[],
         Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
         Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
         Modes::Only(Mode::Generic) => &[Mode::Generic],
         // Generic mode does not know through which queue a frame arrived.
         Modes::Fastest if is_stripped => &[Mode::NativeCopy],
+        // An adapter takes descriptors out of the ring before it needs them: they could not be withdrawn.
+        Modes::Fastest if is_shared => &[Mode::NativeCopy],
         Modes::Fastest if options.placed.is_some() => &[Mode::ZeroCopy, Mode::NativeCopy],
         Modes::Fastest if is_virtual => &[Mode::Generic],
         Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],

@@ -21,6 +21,10 @@ const RX_QUEUE: i16 = 16;
 /// Number of the helper bpf_xdp_adjust_head.
 const ADJUST_HEAD: i32 = 44;
 const DROP: i32 = 1;
+/// The action that a helper returns for a frame that goes to a socket.
+const REDIRECT: i32 = 4;
+/// Set in the tag of frames that are placed, and of frames without content.
+const PLACED: i32 = 0x8000;
 /// The helper bpf_xdp_get_buff_len: data_end is the end of a long frame's first part only.
 const LENGTH: i32 = 188;
 
@@ -42,6 +46,10 @@ pub struct Placed {
     /// Where their socket is in the map of sockets.
     pub slot: u32,
     pub shape: crate::Shape,
+    /// They come by the queue of all other frames, and take descriptors from the same ring.
+    pub is_shared: bool,
+    /// Bytes of the longest other frame.
+    pub longest: u32,
 }
 
 /// Frames of these types that are for this interface, or for a group, and arrive through this queue go to the socket
@@ -61,7 +69,8 @@ pub fn select(selection: &Selection) -> Vec<Instruction> {
     code.move_register(4, 2);
     code.add(4, HEADER);
     code.jump_if(0x2d, 4, 3, 0, Label::Pass);
-    if let Some(placed) = &selection.placed {
+    let shared = selection.placed.as_ref().filter(|it| it.is_shared);
+    if let (Some(placed), None) = (&selection.placed, shared) {
         code.jump_if(0x15, 5, 0, placed.queue as i32, Label::Placed);
     }
     code.unless(5, selection.queue as i32, Label::Pass);
@@ -76,18 +85,57 @@ pub fn select(selection: &Selection) -> Vec<Instruction> {
     code.unless_word(4, head, Label::Pass);
     code.load_half(4, 2, 4);
     code.unless(4, tail, Label::Pass);
-    code.load_half(2, 2, TAG_AT);
-    code.swap_half(2);
-    code.redirect(selection.map, PASS);
+    if let Some(placed) = shared {
+        select_shared(&mut code, placed, second, selection.map);
+    } else {
+        code.load_half(2, 2, TAG_AT);
+        code.swap_half(2);
+        code.redirect(selection.map, PASS);
+    }
     if let Some(placed) = &selection.placed {
         select_placed(&mut code, placed, first, selection.map);
     }
     code.finish()
 }
 
+/// All frames take descriptors from one ring. While a run is aimed at, other frames take those in front of it only, and data takes none
+/// of these: so frames without content have to take them first.
+fn select_shared(code: &mut Assembler, placed: &Placed, command: i32, map: i32) {
+    use crate::lane::{AIMED_AT, EMPTY_TAG_AT, END_AT, EXPECTED_AT, FILLED_AT, GATE_AT, TAKEN_AT};
+    code.load_value(7, placed.lane);
+    code.load_word(4, 7, GATE_AT);
+    code.unless(4, 0, Label::Drop);
+    code.move_register(4, 2);
+    code.add(4, placed.longest as i32 + 1);
+    code.jump_if(0xbd, 4, 3, 0, Label::Drop);
+    code.load_half(9, 2, TAG_AT);
+    code.swap_half(9);
+    code.load_word(8, 7, TAKEN_AT);
+    code.load_word(4, 7, FILLED_AT);
+    code.jump_if(0x1d, 8, 4, 0, Label::Drop);
+    code.load_word(4, 7, EXPECTED_AT);
+    code.load_word(5, 7, END_AT);
+    code.jump_if(0x45, 9, 0, PLACED, Label::Marked);
+    code.jump_if(0x1d, 4, 5, 0, Label::Take);
+    code.load_word(4, 7, AIMED_AT);
+    code.jump_if(0x1d, 8, 4, 0, Label::Drop);
+    code.jump(Label::Take);
+    code.place(Label::Marked);
+    code.load_half(9, 2, 12);
+    code.unless(9, command, Label::Placed);
+    code.jump_if(0x1d, 4, 5, 0, Label::Drop);
+    code.load_word(4, 7, AIMED_AT);
+    code.jump_if(0x1d, 8, 4, 0, Label::Drop);
+    code.check_source();
+    code.load_word(9, 7, EMPTY_TAG_AT);
+    code.place(Label::Take);
+    code.move_register(2, 9);
+    code.redirect_and_count(map, PASS, &[TAKEN_AT]);
+}
+
 /// The frame in r2 to r3 of the context in r6. Only the one that is expected next goes to the socket.
 fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
-    use crate::lane::{END_AT, EXPECTED_AT, SOURCE_AT};
+    use crate::lane::{AIMED_AT, END_AT, EXPECTED_AT, TAKEN_AT};
     code.place(Label::Placed);
     code.load_half(4, 2, 12);
     code.unless(4, data, Label::Pass);
@@ -95,12 +143,12 @@ fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
     code.load_word(8, 7, EXPECTED_AT);
     code.load_word(5, 7, END_AT);
     code.jump_if(0x1d, 8, 5, 0, Label::Drop);
-    code.load_word(4, 2, 6);
-    code.load_word(5, 7, SOURCE_AT);
-    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
-    code.load_half(4, 2, 10);
-    code.load_word(5, 7, SOURCE_AT + 4);
-    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    if placed.is_shared {
+        code.load_word(4, 7, TAKEN_AT);
+        code.load_word(5, 7, AIMED_AT);
+        code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    }
+    code.check_source();
     code.load_half(4, 2, TAG_AT);
     code.swap_half(4);
     code.move_register(5, 8);
@@ -129,7 +177,7 @@ fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
 
 /// Sends the expected frame, with the number in r8 and the lane in r7, to the socket.
 fn take_placed(code: &mut Assembler, placed: &Placed, map: i32) {
-    use crate::lane::EXPECTED_AT;
+    use crate::lane::{AIMED_AT, EXPECTED_AT, TAKEN_AT};
     code.add(8, 1);
     code.store_word(7, 8, EXPECTED_AT);
     if placed.shape.is_stripped() {
@@ -139,7 +187,10 @@ fn take_placed(code: &mut Assembler, placed: &Placed, map: i32) {
         code.unless(0, 0, Label::Drop);
     }
     code.move_immediate(2, placed.slot as i32);
-    code.redirect(map, DROP);
+    match placed.is_shared {
+        true => code.redirect_and_count(map, DROP, &[TAKEN_AT, AIMED_AT]),
+        false => code.redirect(map, DROP),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +200,10 @@ enum Label {
     Placed,
     Last,
     Fits,
+    /// A frame takes the next descriptor.
+    Take,
+    /// Its tag is that of frames that are placed, or without content.
+    Marked,
 }
 
 /// Instructions, and those that jump.
@@ -241,6 +296,32 @@ impl Assembler {
         self.move_immediate(3, otherwise);
         self.call(REDIRECT_MAP);
         self.exit();
+    }
+
+    /// The same, and words of the lane in r7 count the frames that went there.
+    fn redirect_and_count(&mut self, map: i32, otherwise: i32, words: &[i16]) {
+        self.load_map(1, map);
+        self.move_immediate(3, otherwise);
+        self.call(REDIRECT_MAP);
+        let count = 3 * words.len() as i16;
+        self.add_instruction(0x55, 0, 0, count, REDIRECT);
+        for word in words {
+            self.load_word(1, 7, *word);
+            self.add(1, 1);
+            self.store_word(7, 1, *word);
+        }
+        self.exit();
+    }
+
+    /// The frame in r2 is from the source that is expected, or is dropped.
+    fn check_source(&mut self) {
+        use crate::lane::SOURCE_AT;
+        self.load_word(4, 2, 6);
+        self.load_word(5, 7, SOURCE_AT);
+        self.jump_if(0x5d, 4, 5, 0, Label::Drop);
+        self.load_half(4, 2, 10);
+        self.load_word(5, 7, SOURCE_AT + 4);
+        self.jump_if(0x5d, 4, 5, 0, Label::Drop);
     }
 
     /// The frame in r2 to r3 has exactly this length, or is dropped.

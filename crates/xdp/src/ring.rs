@@ -166,6 +166,23 @@ impl<T: Entry> Producer<T> {
         self.next.wrapping_sub(consumed)
     }
 
+    /// Number of the next entry that is added, and of the next one that the kernel consumes, as far as it has published that.
+    pub fn range(&self) -> (u32, u32) {
+        let consumed = self.ring.consumer().load(Ordering::Acquire);
+        (self.next, consumed)
+    }
+
+    /// Replaces entries that were published, by a function of each. The kernel consumes none meanwhile.
+    pub fn replace(&mut self, mut other: impl FnMut(T) -> T) {
+        let (end, mut index) = self.range();
+        while index != end {
+            let entry = self.ring.entry(index);
+            // SAFETY: the slot is inside of the mapping, and the kernel only reads it.
+            unsafe { entry.write(other(entry.read())) };
+            index = index.wrapping_add(1);
+        }
+    }
+
     /// Entries that can be added.
     pub fn room(&self) -> u32 {
         self.ring.size - self.pending()

@@ -56,6 +56,19 @@ impl Socket {
         })
     }
 
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of(
+        receive: Consumer<Descriptor>,
+        transmit: Producer<Descriptor>,
+        descriptor: OwnedFd,
+    ) -> Socket {
+        Socket {
+            receive,
+            transmit,
+            descriptor,
+        }
+    }
+
     /// Whether a frame has come.
     #[inline]
     pub fn has_come(&self) -> bool {

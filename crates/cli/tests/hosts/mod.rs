@@ -66,11 +66,11 @@ impl Hosts {
         hosts
     }
 
-    /// Two hosts with a cable between them. A frame comes by the queue of the number that it left by.
-    pub fn with_cable(mtu: u32) -> Hosts {
+    /// Two hosts with a cable between them, at interfaces of so many queues. A frame comes by the queue of the number that it left by.
+    pub fn with_cable(mtu: u32, queues: u32) -> Hosts {
         let hosts = Hosts::made(2);
         let [near, far] = [0, 1].map(|host: usize| &hosts.names[host]);
-        let queues = "numrxqueues 2 numtxqueues 2";
+        let queues = format!("numrxqueues {queues} numtxqueues {queues}");
         let peer = format!("type veth peer name {INTERFACE} netns {far} {queues}");
         assert!(ip(&format!(
             "link add {INTERFACE} netns {near} {queues} {peer}"

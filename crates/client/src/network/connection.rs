@@ -82,7 +82,7 @@ impl Connection {
             layout.wanted.ethernet.types = types;
         }
         if let Some(queue) = options.data_queue {
-            let placed = layout.wanted.ethernet.place(None, queue);
+            let placed = layout.wanted.ethernet.place(None, queue, 0);
             placed.map_err(fabric::Error::Region)?;
         }
         layout.wanted.queues.endpoints = 16;

@@ -168,7 +168,7 @@ fn forged(from: [u8; 6], to: [u8; 6], endpoint: u32, kind: u8) -> Vec<u8> {
     frame[6..12].copy_from_slice(&from);
     frame[12..14].copy_from_slice(&[0x80, 0x01]);
     frame[14..16].copy_from_slice(&[0, 1]);
-    frame[16..18].copy_from_slice(&[2, kind]);
+    frame[16..18].copy_from_slice(&[3, kind]);
     frame[24..28].copy_from_slice(&endpoint.to_le_bytes());
     // Packets that are not repeated have the highest bit of their number set.
     if kind >= 16 {

@@ -53,13 +53,18 @@ fn new_namespace() -> File {
 impl Link {
     /// Two hosts with a cable between them.
     pub fn pair() -> Link {
+        Link::cable(3)
+    }
+
+    /// The same, with interfaces of so many queues.
+    pub fn cable(queues: u32) -> Link {
         let home = namespace();
         let far = new_namespace();
         let near = new_namespace();
         let peer = path(&far);
         ip(&format!(
-            "link add {INTERFACE} numrxqueues 3 numtxqueues 3 type veth peer name {INTERFACE} \
-             numrxqueues 3 numtxqueues 3 netns {peer}"
+            "link add {INTERFACE} numrxqueues {queues} numtxqueues {queues} type veth peer name {INTERFACE} \
+             numrxqueues {queues} numtxqueues {queues} netns {peer}"
         ));
         let hosts = vec![near, far];
         for host in &hosts {

@@ -30,12 +30,21 @@ pub(super) struct Lied {
 
 impl Lied {
     pub fn new(shape: Shape) -> Lied {
-        let mut setup = Placing::new(shape, FrameFaults::default());
+        Lied::over(Placing::new(shape, FrameFaults::default()), shape)
+    }
+
+    /// The same over interfaces with one queue.
+    pub fn on_one_queue(shape: Shape) -> Lied {
+        let setup = Placing::on_one_queue(shape, FrameFaults::default());
+        Lied::over(setup, shape)
+    }
+
+    fn over(mut setup: Placing, shape: Shape) -> Lied {
         setup.options.authenticated = false;
         let near = Side::new(&setup, QueueOptions::default());
         let pool = setup.pools.borrow()[0].clone();
         setup.link.enter(1);
-        let liar = RawHost::open(Some((1, shape)));
+        let liar = RawHost::open(Some((setup.queues[1], shape)));
         // The side makes new sockets.
         setup.link.enter(0);
         Lied {

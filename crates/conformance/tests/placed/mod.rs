@@ -2,6 +2,7 @@
 
 mod forged;
 mod liar;
+mod one_queue;
 mod reads;
 
 use std::cell::{Cell, RefCell};
@@ -49,6 +50,20 @@ impl Placing {
             devices: RefCell::default(),
             pools: RefCell::default(),
             next: Cell::new(0),
+        }
+    }
+
+    /// The same over interfaces with one queue, by which everything comes.
+    fn on_one_queue(shape: Shape, faults: FrameFaults) -> Placing {
+        let placing = Placing::new(shape, faults);
+        Placing {
+            link: Link::cable(1),
+            queues: [0, 0],
+            options: EthernetOptions {
+                receive_frames: 2048,
+                ..placing.options.clone()
+            },
+            ..placing
         }
     }
 
@@ -248,6 +263,51 @@ fn a_withdrawn_key_ends_what_is_aimed() {
     pair.until("the refusal", |near, _| near.outcome(to_far, 1).is_some());
     assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
     target.check("nothing has landed");
+}
+
+/// Two peers have a key of the same pool each.
+#[test]
+fn keys_of_a_pool_are_withdrawn_one_by_one() {
+    let setup = Placing::new(Shape::Strip, FrameFaults::default());
+    let mut pair = Pair::new(&setup);
+    let mut random = Random(16);
+    let mut target = Target::new(&pair, &setup, &mut random);
+    let pool = target.memory.region().clone();
+    let other = pair.far.device.register(&pool, Access::ALL).unwrap();
+    let kept = pair.import(&target.memory);
+    let (other_far, other_near) = super::suite::join(&setup, &mut pair.near, &mut pair.far);
+    let export = pair.far.queue.export(other_near, &other).unwrap();
+    let withdrawn = pair.near.queue.import(other_far, export).unwrap();
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    let bytes = random.bytes(256 * BLOCK as usize);
+    near.region().write(0, &bytes);
+    let pieces = [near.piece(0, bytes.len() as u32)];
+    let write = |to| Work::Write {
+        from: Source::Pieces(&pieces),
+        to,
+        immediate: None,
+    };
+    let to_far = pair.to_far;
+    for round in 0..3 {
+        pair.post(WorkRequest::new(round, write(kept.at(10 * BLOCK))));
+        pair.near.queue.submit();
+        // It aims at the blocks by the first key.
+        pair.far.poll();
+        assert!(pair.far.device.revoke(&other).is_some());
+        if round == 0 {
+            let refused = WorkRequest::new(9, write(withdrawn.at(300 * BLOCK)));
+            pair.near.queue.post(other_far, &refused).unwrap();
+        }
+        pair.until("the end", |near, _| near.outcome(to_far, round).is_some());
+        assert_eq!(pair.near.outcome(to_far, round), Some(Ok(0)));
+    }
+    pair.until("the refusal", |near, _| {
+        near.outcome(other_far, 9).is_some()
+    });
+    assert_eq!(pair.near.outcome(other_far, 9), Some(Err(Failure::Access)));
+    assert!(setup.placed() >= 3);
+    target.model[10 * BLOCK as usize..][..bytes.len()].copy_from_slice(&bytes);
+    target.check("by the first key only");
 }
 
 /// The adapter delivers data by another queue than that which waits for it.

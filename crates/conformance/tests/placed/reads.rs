@@ -48,10 +48,14 @@ fn counters(setup: &Placing) -> EthernetCounters {
 
 /// Reads, one after the other, into random places of the pool.
 fn reads(shape: Shape, faults: FrameFaults, rounds: u64) -> EthernetCounters {
-    let setup = Placing::new(shape, faults);
-    let mut pair = Pair::new(&setup);
+    reads_by(&Placing::new(shape, faults), rounds)
+}
+
+/// The same over these hosts.
+pub(super) fn reads_by(setup: &Placing, rounds: u64) -> EthernetCounters {
+    let mut pair = Pair::new(setup);
     let mut random = Random(21);
-    let mut reading = Reading::new(&pair, &setup, &mut random);
+    let mut reading = Reading::new(&pair, setup, &mut random);
     let remote = pair.import(&reading.far.memory);
     for round in 0..rounds {
         let blocks = 1 + random.below(if round % 4 == 0 { 256 } else { 20 });
@@ -68,7 +72,7 @@ fn reads(shape: Shape, faults: FrameFaults, rounds: u64) -> EthernetCounters {
         reading.expect(to, from, length);
         reading.check(&format!("round {round}: {length} bytes at {to}"));
     }
-    counters(&setup)
+    counters(setup)
 }
 
 #[test]

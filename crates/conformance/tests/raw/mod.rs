@@ -113,6 +113,7 @@ impl RawHost {
         let data = self.data.as_mut().expect("a queue for data");
         assert!(data.socket().transmit(descriptor) && data.socket().flush());
         while data.completed().is_some() {}
+        while self.port.completed().is_some() {}
     }
 
     /// Frames that have come.
@@ -133,7 +134,7 @@ impl RawHost {
     fn packet(&self, hello: &[u8], packet: Packet<'_>) -> Vec<u8> {
         let mut frame = [&hello[8..14], &self.hardware, &COMMAND[..]].concat();
         // Numbers of greetings have the other order.
-        frame.extend([hello[15], hello[14], 2, packet.kind, packet.flags, 0]);
+        frame.extend([hello[15], hello[14], 3, packet.kind, packet.flags, 0]);
         frame.extend((packet.body.len() as u32).to_le_bytes());
         frame.extend(&hello[4..8]);
         frame.extend(7u32.to_le_bytes());
@@ -150,6 +151,14 @@ impl RawHost {
         let tag = 0x8000 | (number & 0x7fff) as u16;
         let head = [&to.bytes[8..14], &self.hardware, &DATA[..]].concat();
         [&head, &tag.to_be_bytes()[..], segment].concat()
+    }
+}
+
+impl RawHost {
+    /// A frame without content.
+    pub fn empty(&self, to: &Parameters) -> Vec<u8> {
+        let head = [&to.bytes[8..14], &self.hardware, &COMMAND[..]].concat();
+        [&head[..14], &[0x80, 0], &[0; 48]].concat()
     }
 }
 

@@ -16,10 +16,11 @@ use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::count;
+use super::frames::empty_before;
 use super::input::{Outcome, refuse, sent};
 use super::link::{Answer, Asked, Landing, Link, RESEND_AFTER};
 use super::local::Local;
-use super::placement::{self, BLOCK, BLOCKS_MAX, Progress, Run};
+use super::placement::{self, Aimed, BLOCK, BLOCKS_MAX, Progress, Run};
 use super::wire::{self, Kind, Packet};
 use crate::{Access, Failure, Key};
 
@@ -29,6 +30,8 @@ const SERVED_MAX: usize = 1 << 10;
 /// Blocks that a peer reads, and has aimed at.
 pub struct Serving {
     pub request: u64,
+    /// Frames without content to send before.
+    pub empty: u32,
     pub key: u64,
     pub offset: u64,
     pub blocks: u32,
@@ -48,15 +51,16 @@ impl Serving {
     }
 }
 
-/// Aims at the memory of the read that is sent next. The number of the first frame; nothing if its data comes in packets.
-pub fn aim(link: &mut Link, local: &Local) -> Option<u32> {
+/// Aims at the memory of the read that is sent next. Nothing is returned if its data comes in packets.
+pub fn aim(link: &mut Link, local: &Local) -> Option<Aimed> {
     let pending = &link.requests[link.cursor];
     let (Asked::Read { into, .. }, Some(other)) = (&pending.asked, &link.other) else {
         return None;
     };
     let request = pending.sequence;
     if let Some(fetch) = link.fetches.back().filter(|last| last.request == request) {
-        return Some(fetch.first);
+        let (first, front) = (fetch.first, fetch.front);
+        return Some(Aimed { first, front });
     }
     let (placement, shape) = local.shared.placement.as_ref()?;
     let (key, offset) = into.range_of(&local.shared.region)?;
@@ -77,10 +81,11 @@ pub fn aim(link: &mut Link, local: &Local) -> Option<u32> {
     };
     let owner = (local.member.slot, link.id);
     let mut placement = placement.lock();
-    let first = placement.aim_next(&local.shared, *shape, owner, run)?;
-    link.fetches
-        .push_back(Landing::new(request, offset, bytes, first));
-    Some(first)
+    let aimed = placement.aim_next(&local.shared, *shape, owner, run)?;
+    let is_alone = local.shared.is_on_one_queue();
+    let landing = Landing::new(request, (offset, bytes), aimed, is_alone);
+    link.fetches.push_back(landing);
+    Some(aimed)
 }
 
 /// The peer wants to read, and has aimed.
@@ -103,6 +108,7 @@ pub fn fetch(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<
     }
     link.served.push_back(Serving {
         request,
+        empty: empty_before(local, packet),
         key,
         offset,
         blocks,
@@ -154,6 +160,7 @@ pub fn refetch(link: &mut Link, local: &Local, packet: &Packet<'_>) {
     let missed = &mut link.served[index];
     if from < u64::from(missed.next) {
         missed.next = from as u32;
+        missed.empty = empty_before(local, packet);
         for later in link.served.iter_mut().skip(index + 1) {
             later.next = 0;
         }
@@ -220,13 +227,48 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
     }
     if fetch.is_late(now) {
         fetch.ask(now);
-        let body = wire::Answer {
-            request: request.into(),
-            value: u64::from(frame).into(),
-        };
-        link.tell(local, Kind::Refetch, 0, body.as_bytes());
+        ask_again(link, local, request, frame);
     }
     Outcome::Stalled
+}
+
+fn ask_again(link: &mut Link, local: &mut Local, request: u64, frame: u32) {
+    let body = wire::Answer {
+        request: request.into(),
+        value: u64::from(frame).into(),
+    };
+    let front = local.shared.front();
+    link.tell_with(local, Kind::Refetch, (0, front), body.as_bytes());
+}
+
+/// On one queue nothing else arrives while frames of a read are missing: they are asked for without waiting for its seal.
+pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
+    let Some(fetch) = link.fetches.front_mut() else {
+        return;
+    };
+    let shared = local.shared.clone();
+    let Some((placement, shape)) = shared.placement.as_ref() else {
+        return;
+    };
+    let owner = (local.member.slot, link.id);
+    let progress = placement
+        .lock()
+        .progress(&shared, *shape, owner, fetch.first);
+    let frames = fetch.bytes / BLOCK * shape.frames();
+    match progress {
+        Some(Progress::Expects(frame)) => {
+            fetch.expects(frame, now);
+            let request = fetch.request;
+            if fetch.is_stalled(now) {
+                ask_in_packets(link, local);
+            } else if fetch.is_late(now) && frame < frames {
+                fetch.ask(now);
+                ask_again(link, local, request, frame);
+            }
+        }
+        Some(Progress::Astray) => ask_in_packets(link, local),
+        Some(Progress::All) | None => {}
+    }
 }
 
 /// A read has all its data.

@@ -9,10 +9,15 @@ use super::link::{Asked, Link, RESERVED};
 use super::local::Local;
 use super::placement::{self, BLOCK};
 use super::shared::PlacedFrame;
+use super::wire::Packet;
 use crate::{Access, Key};
 
 /// Set in the tag of frames that are placed.
 const PLACED_TAG: u16 = 0x8000;
+/// Most frames without content before those of a run: a peer has no more descriptors.
+const EMPTY_MAX: u32 = 4096;
+/// Bytes of a frame without content.
+const EMPTY_BYTES: u32 = 64;
 /// Frames that are given to the kernel in one call.
 const BATCH: usize = 64;
 /// Bytes of the link-layer header, the only one of these frames.
@@ -24,6 +29,20 @@ struct Aimed {
     blocks: u32,
     /// Number of the first frame.
     first: u32,
+}
+
+/// Frames without content that have to precede the data that a packet asks for.
+pub fn empty_before(local: &Local, packet: &Packet<'_>) -> u32 {
+    match local.shared.is_on_one_queue() {
+        true => packet.header.immediate.get().min(EMPTY_MAX),
+        false => 0,
+    }
+}
+
+/// Whether a frame has no content: it only used up a descriptor.
+pub fn is_empty(frame: &[u8]) -> bool {
+    let tag = frame.get(14..16).and_then(|tag| tag.first_chunk());
+    tag.is_some_and(|tag| u16::from_be_bytes(*tag) & PLACED_TAG != 0)
 }
 
 /// Sends frames of blocks that the other side has aimed at, as far as there is room.
@@ -54,6 +73,9 @@ fn send_run(link: &mut Link, local: &mut Local) {
         first,
     };
     let region = local.shared.region.clone();
+    if !send_empty(local, aimed.hardware, &mut run.empty) {
+        return;
+    }
     run.next = send(local, &aimed, run.next, |at, start, length| {
         data.copy_to(run.at + at, &region, start, length);
     });
@@ -71,6 +93,9 @@ fn send_served(link: &mut Link, local: &mut Local) {
             first: serving.first,
         };
         let (key, offset) = (Key(serving.key), serving.offset);
+        if !send_empty(local, aimed.hardware, &mut serving.empty) {
+            return;
+        }
         serving.next = send(local, &aimed, serving.next, |at, start, length| {
             let from = offset + u64::from(at);
             let bytes = length as usize;
@@ -88,6 +113,42 @@ fn send_served(link: &mut Link, local: &mut Local) {
         let counter = &shared.counts.fetched_frames;
         counter.fetch_add(serving.frames.into(), Ordering::Relaxed);
     }
+}
+
+/// Sends frames without content, as many as there are descriptors in front of those that are aimed; whether all were sent.
+fn send_empty(local: &mut Local, hardware: [u8; 6], count: &mut u32) -> bool {
+    while *count > 0 {
+        let Some(frame) = local.frames.take() else {
+            return false;
+        };
+        let [_, command] = local.shared.options.types;
+        let mut bytes = [0; EMPTY_BYTES as usize];
+        bytes[..6].copy_from_slice(&hardware);
+        bytes[6..12].copy_from_slice(&local.shared.interface.hardware.0);
+        bytes[12..14].copy_from_slice(&command.to_be_bytes());
+        bytes[14..HEADER].copy_from_slice(&PLACED_TAG.to_be_bytes());
+        let shared = local.shared.clone();
+        shared.region.write(shared.address(frame), &bytes);
+        let batch = (*count).min(BATCH as u32);
+        let faults = &mut local.faults;
+        let mut is_sent = || {
+            faults
+                .as_mut()
+                .is_none_or(|it| !it.treat(&bytes).is_empty())
+        };
+        // All are the same frame.
+        let frames = (0..batch).filter(|_| is_sent());
+        let frames = frames.map(|_| PlacedFrame(smallvec![(frame, EMPTY_BYTES)]));
+        let frames: Vec<PlacedFrame> = frames.collect();
+        let given = shared.transmit_placed(&frames);
+        local.frames.release(frame);
+        if given < frames.len() {
+            *count -= given as u32;
+            return false;
+        }
+        *count -= batch;
+    }
+    true
 }
 
 /// Sends frames from this one on, as far as there is room. Returns the number of the next one. `copy` copies so many bytes at an

@@ -5,6 +5,7 @@ use std::time::Instant;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::frames::empty_before;
 use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, State};
 use super::local::Local;
 use super::output::AIMED;
@@ -178,7 +179,7 @@ fn execute(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Kind::Value => value(link, local, packet),
         Kind::Refused => refused(link, local, packet),
         Kind::Aim => aim(link, local, packet),
-        Kind::Aimed => aimed(link, packet),
+        Kind::Aimed => aimed(link, local, packet),
         Kind::Placed => return placed(link, local, packet),
         Kind::Fetch => fetch::fetch(link, local, packet),
         Kind::Fetched => return fetch::fetched(link, local, packet),
@@ -391,7 +392,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
     let owner = (local.member.slot, link.id);
     let shared = &local.shared;
     // Aimed while the key cannot be withdrawn.
-    let first = shared.with(key, Access::WRITE, offset, bytes.into(), |memory| {
+    let aimed = shared.with(key, Access::WRITE, offset, bytes.into(), |memory| {
         let (placement, shape) = shared.placement.as_ref()?;
         if !placement::is_placeable(shared, memory, offset, bytes.into()) {
             return None;
@@ -404,10 +405,12 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
         };
         placement.lock().aim(shared, *shape, owner, run)
     });
-    match first {
-        Ok(first) => {
-            link.landing = first.map(|first| Landing::new(request, offset, bytes, first));
-            link.answers.push_back(Answer::Aimed { request, first });
+    match aimed {
+        Ok(aimed) => {
+            let is_alone = shared.is_on_one_queue();
+            let landing = |aimed| Landing::new(request, (offset, bytes), aimed, is_alone);
+            link.landing = aimed.map(landing);
+            link.answers.push_back(Answer::Aimed { request, aimed });
         }
         Err(failure) => refuse(link, local, request, failure),
     }
@@ -415,13 +418,14 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
 }
 
 /// The peer has aimed, or will not.
-fn aimed(link: &mut Link, packet: &Packet<'_>) -> Option<()> {
+fn aimed(link: &mut Link, local: &Local, packet: &Packet<'_>) -> Option<()> {
     let (head, _) = wire::Answer::ref_from_prefix(packet.body).ok()?;
     let (request, value) = (head.request.get(), head.value.get());
     let is_asked = |run: &Run| run.request == request && run.first.is_none();
     let run = link.run.as_mut().filter(|run| is_asked(run))?;
     if value & AIMED != 0 {
         run.first = Some(value as u32);
+        run.empty = empty_before(local, packet);
     } else {
         link.run = None;
         let cursor = link.cursor;
@@ -447,6 +451,7 @@ fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
             _ => (1, from),
         };
         run.first = Some(first);
+        run.empty = empty_before(local, packet);
         run.next = from;
         count(&local.shared.counts.repeated);
     }
@@ -512,11 +517,10 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Some(_) if !landing.has_waited(now, RESEND_AFTER) => return Outcome::Stalled,
         // If the last frame was taken but is not there, the kernel has lost one.
         _ => {
-            let Some(first) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+            let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
                 return Outcome::Stalled;
             };
-            landing.first = first;
-            landing.expects(0, now);
+            landing.aimed(aimed, now);
             0
         }
     };
@@ -534,7 +538,51 @@ fn ask_again(link: &mut Link, local: &mut Local, request: u64, (first, from): (u
         request: request.into(),
         value: value.into(),
     };
-    link.tell(local, Kind::Resend, 0, answer.as_bytes());
+    let front = local.shared.front();
+    link.tell_with(local, Kind::Resend, (0, front), answer.as_bytes());
+}
+
+/// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after a
+/// while the run is aimed at again, which lets other frames pass.
+pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
+    if !local.shared.is_on_one_queue() {
+        return;
+    }
+    fetch::prompt(link, local, now);
+    let shared = local.shared.clone();
+    let (Some(landing), Some((placement, shape))) = (&mut link.landing, &shared.placement) else {
+        return;
+    };
+    let owner = (local.member.slot, link.id);
+    let mut placement = placement.lock();
+    let from = match placement.progress(&shared, *shape, owner, landing.first) {
+        Some(Progress::Expects(frame)) => {
+            landing.expects(frame, now);
+            Some(frame).filter(|_| !landing.is_stalled(now))
+        }
+        Some(Progress::Astray) => None,
+        Some(Progress::All) | None => return,
+    };
+    if landing.has_waited(now, shared.options.lost_after) {
+        drop(placement);
+        return link.lose(Failure::PeerLost, local);
+    }
+    let frames = landing.bytes / placement::BLOCK * shape.frames();
+    let from = match from {
+        Some(frame) if frame == frames || !landing.is_late(now) => return,
+        Some(frame) => frame,
+        None => {
+            let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+                return;
+            };
+            landing.aimed(aimed, now);
+            0
+        }
+    };
+    drop(placement);
+    landing.ask(now);
+    let (request, first) = (landing.request, landing.first);
+    ask_again(link, local, request, (first, from));
 }
 
 /// Reports a write that announces itself.

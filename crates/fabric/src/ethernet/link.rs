@@ -9,9 +9,10 @@ use xdp::Shape;
 use super::fetch::Serving;
 use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
+use super::placement::Aimed;
 use super::window::{Incoming, Outgoing};
 use super::wire::{self, Kind, Protection};
-use super::{count, frames, output, unreachable};
+use super::{count, frames, input, output, unreachable};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
@@ -20,6 +21,8 @@ pub const RESERVED: usize = 32;
 const MISSED_AFTER: Duration = Duration::from_micros(100);
 /// After how long the same missing frame is asked for again.
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
+/// On one queue a run that makes no progress for so long is withdrawn, since other frames wait for it.
+const STALLED_AFTER: Duration = Duration::from_millis(20);
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
@@ -121,10 +124,10 @@ pub enum Answer {
         request: u64,
         failure: Failure,
     },
-    /// Frames are expected from this number on; or nothing is aimed.
+    /// Frames are expected; or nothing is aimed.
     Aimed {
         request: u64,
-        first: Option<u32>,
+        aimed: Option<Aimed>,
     },
 }
 
@@ -138,6 +141,8 @@ pub struct Run {
     pub frames: u32,
     /// Number of the first frame, once the other side has aimed.
     pub first: Option<u32>,
+    /// Frames without content to send before.
+    pub empty: u32,
     /// The frame to send next.
     pub next: u32,
     /// The packet that ends it.
@@ -152,24 +157,37 @@ pub struct Landing {
     pub offset: u64,
     pub bytes: u32,
     pub first: u32,
+    /// Frames without content that were announced with it.
+    pub front: u32,
+    /// A missing frame is asked for after so long.
+    missed_after: Duration,
     /// All frames were sent, as far as the other side reports.
     is_sent: bool,
     /// The frame that was asked for last, and when.
     asked: Option<(u32, Instant)>,
     /// The frame that was expected last, and since when.
     waits: (u32, Instant),
+    /// When it was aimed at.
+    aimed_at: Instant,
 }
 
 impl Landing {
-    pub fn new(request: u64, offset: u64, bytes: u32, first: u32) -> Landing {
+    /// `is_alone`: nothing else arrives while frames are missing, so that they are asked for before all were sent.
+    pub fn new(request: u64, (offset, bytes): (u64, u32), aimed: Aimed, is_alone: bool) -> Landing {
         Landing {
             request,
             offset,
             bytes,
-            first,
-            is_sent: false,
+            first: aimed.first,
+            front: aimed.front,
+            missed_after: match is_alone {
+                true => RESEND_AFTER,
+                false => MISSED_AFTER,
+            },
+            is_sent: is_alone,
             asked: None,
             waits: (0, Instant::now()),
+            aimed_at: Instant::now(),
         }
     }
 
@@ -190,7 +208,7 @@ impl Landing {
         let (expected, since) = self.waits;
         let due = match self.asked {
             Some((frame, at)) if frame == expected => at + RESEND_AFTER,
-            _ => since + MISSED_AFTER,
+            _ => since + self.missed_after,
         };
         self.is_sent.then_some(due)
     }
@@ -198,6 +216,19 @@ impl Landing {
     /// Whether the expected frame is to be asked for now.
     pub fn is_late(&self, now: Instant) -> bool {
         self.due().is_some_and(|due| now >= due)
+    }
+
+    /// It is aimed at again, from the first frame on.
+    pub fn aimed(&mut self, aimed: Aimed, now: Instant) {
+        self.first = aimed.first;
+        self.aimed_at = now;
+        self.expects(0, now);
+    }
+
+    /// Whether nothing has come for so long that other frames should no longer wait.
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        let since = self.waits.1.max(self.aimed_at);
+        now.saturating_duration_since(since) >= STALLED_AFTER
     }
 
     /// Whether the same frame has been expected for so long.
@@ -482,11 +513,22 @@ impl Link {
 
     /// Sends a packet that is not repeated.
     pub fn tell(&mut self, local: &mut Local, kind: Kind, flags: u8, body: &[u8]) {
+        self.tell_with(local, kind, (flags, 0), body);
+    }
+
+    /// The same, with 32 bits more.
+    pub fn tell_with(
+        &mut self,
+        local: &mut Local,
+        kind: Kind,
+        (flags, immediate): (u8, u32),
+        body: &[u8],
+    ) {
         self.unsequenced += 1;
         local.body.clear();
         local.body.extend_from_slice(body);
         let sequence = wire::UNSEQUENCED | self.unsequenced;
-        if let Some((frame, _)) = self.emit(local, kind, flags, 0, sequence) {
+        if let Some((frame, _)) = self.emit(local, kind, flags, immediate, sequence) {
             local.frames.release(frame);
         }
     }
@@ -525,11 +567,14 @@ impl Link {
                 self.avoid();
             }
             self.lose(Failure::PeerLost, local);
-        } else if silent >= lost_after / 4
-            && now.saturating_duration_since(self.probed) >= lost_after / 8
-        {
-            self.probed = now;
-            self.tell(local, Kind::Probe, 0, &[]);
+        } else {
+            if silent >= lost_after / 4
+                && now.saturating_duration_since(self.probed) >= lost_after / 8
+            {
+                self.probed = now;
+                self.tell(local, Kind::Probe, 0, &[]);
+            }
+            input::prompt(self, local, now);
         }
         self.transmit(local, now);
         false
@@ -561,7 +606,8 @@ mod tests {
     #[test]
     fn each_missing_frame_is_asked_for_soon_and_the_same_one_not_too_often() {
         let start = Instant::now();
-        let mut landing = Landing::new(0, 0, 4096, 0);
+        let aimed = Aimed { first: 0, front: 0 };
+        let mut landing = Landing::new(0, (0, 4096), aimed, false);
         assert_eq!(landing.due(), None, "the sender is not done");
         landing.expects(5, start);
         assert_eq!(landing.due(), Some(start + MISSED_AFTER));

@@ -102,10 +102,14 @@ fn request(link: &mut Link, local: &mut Local, body_bytes: usize) -> Made {
             into, key, offset, ..
         } => {
             let (key, offset, total) = (*key, *offset, into.length());
-            let first = fetch::aim(link, local);
-            let head = transfer(number, key, offset, total, first.unwrap_or(0));
+            let aimed = fetch::aim(link, local);
+            let first = aimed.map_or(0, |aimed| aimed.first);
+            let head = transfer(number, key, offset, total, first);
             local.body.extend_from_slice(head.as_bytes());
-            whole(first.map_or(Kind::Read, |_| Kind::Fetch))
+            Made {
+                immediate: aimed.map_or(0, |aimed| aimed.front),
+                ..whole(aimed.map_or(Kind::Read, |_| Kind::Fetch))
+            }
         }
         Asked::Atomic {
             kind,
@@ -180,12 +184,8 @@ fn transfer(request: u64, key: u64, offset: u64, total: u32, at: u32) -> wire::T
 
 fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made> {
     let mut made = Made {
-        kind: Kind::Value,
-        flags: LAST,
-        immediate: 0,
         is_answer: true,
-        bytes: 0,
-        is_last: true,
+        ..whole(Kind::Value)
     };
     local.body.clear();
     let (request, value) = match link.answers.front()? {
@@ -233,9 +233,10 @@ fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made>
             refuse_late(link, local, &mut made)?
         }
         Answer::Value { request, value } => (*request, *value),
-        Answer::Aimed { request, first } => {
+        Answer::Aimed { request, aimed } => {
             made.kind = Kind::Aimed;
-            let value = first.map_or(0, |first| AIMED | u64::from(first));
+            made.immediate = aimed.map_or(0, |aimed| aimed.front);
+            let value = aimed.map_or(0, |aimed| AIMED | u64::from(aimed.first));
             (*request, value)
         }
         Answer::Refused { request, failure } => {
@@ -297,6 +298,7 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
             blocks,
             frames: blocks * shape.map_or(0, Shape::frames),
             first: None,
+            empty: 0,
             next: 0,
             sealed: None,
             asked: (0, 0),

@@ -15,10 +15,10 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use pmem::Region;
-use xdp::{DataSocket, Descriptor, Hardware, Port, Shape};
+use xdp::{DataSocket, Descriptor, Hardware, Port, Shape, SharedAim};
 
 use super::payload::Payload;
-use super::shared::Shared;
+use super::shared::{Shared, tag};
 use super::wire::Protection;
 use crate::{EndpointId, Key, Registration};
 
@@ -71,6 +71,15 @@ pub enum Progress {
     Astray,
 }
 
+/// Where the frames of a run begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aimed {
+    /// Number of the first frame.
+    pub first: u32,
+    /// Frames without content that have to precede it: on one queue, the descriptors in front of those that are aimed.
+    pub front: u32,
+}
+
 /// A run of blocks that an endpoint's peer places.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
@@ -81,6 +90,17 @@ pub struct Run {
 }
 
 impl Aim {
+    fn new(shared: &Shared, run: Run, first: u32) -> Aim {
+        let mut saved = [0; HEADER as usize];
+        shared.region.read(run.offset - HEADER, &mut saved);
+        Aim {
+            run,
+            first,
+            landed: 0,
+            saved,
+        }
+    }
+
     fn frames(&self, shape: Shape) -> u32 {
         self.run.blocks * shape.frames()
     }
@@ -129,31 +149,83 @@ impl Placement {
         self.socket.as_mut()
     }
 
-    /// Aims at a run of blocks. The number of the first frame; nothing if something else is aimed at.
+    /// Aims at a run of blocks. Nothing is returned if something else is aimed at.
     pub fn aim(
         &mut self,
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
         run: Run,
-    ) -> Option<u32> {
+    ) -> Option<Aimed> {
         if !self.aims.is_empty() {
             return None;
         }
         if self.is_astray {
-            self.socket = None;
+            self.withdraw_all(shared);
         }
         // The place of a frame in its block follows from its number, which must not wrap within a run.
         let first = match self.next {
             0..NUMBERS => self.next.next_multiple_of(shape.frames()),
             _ => 0,
         };
+        if shared.is_on_one_queue() {
+            return self.aim_on_one_queue(shared, shape, owner, (run, first));
+        }
         self.fill(shared, shape, run, first)?;
         let port = shared.port.lock();
         port.lane()?
             .open(run.source, first, run.blocks * shape.frames());
         self.owner = owner;
-        Some(first)
+        Some(Aimed { first, front: 0 })
+    }
+
+    fn aim_on_one_queue(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        owner: (u32, EndpointId),
+        (run, first): (Run, u32),
+    ) -> Option<Aimed> {
+        self.discard(shared);
+        let aim = Aim::new(shared, run, first);
+        let pieces = 0..aim.pieces(shape);
+        let addresses: Vec<u64> = pieces.map(|piece| aim.fill(shape, piece)).collect();
+        let frames = SharedAim {
+            source: run.source,
+            first,
+            count: aim.frames(shape),
+            tag: tag(owner.0),
+        };
+        let front = shared.port.lock().aim(frames, &addresses)?;
+        self.next = first.wrapping_add(frames.count);
+        self.aims.push_back(aim);
+        self.owner = owner;
+        Some(Aimed { first, front })
+    }
+
+    /// Nothing is aimed at any more.
+    fn withdraw_all(&mut self, shared: &Shared) {
+        if !shared.is_on_one_queue() {
+            // The kernel forgets its descriptors with the socket.
+            self.socket = None;
+            self.is_astray = true;
+            return;
+        }
+        let is_aimed = |address| !shared.is_for_frames(address);
+        shared.port.lock().withdraw(is_aimed);
+        self.discard(shared);
+        self.is_astray = false;
+    }
+
+    /// Takes what has landed for runs that have ended.
+    fn discard(&mut self, shared: &Shared) {
+        let Some(socket) = self.socket.as_mut().map(DataSocket::socket) else {
+            return;
+        };
+        while let Some(descriptor) = socket.receive() {
+            shared.give_back(descriptor);
+        }
+        socket.received();
     }
 
     /// The same, also after runs of this owner. Headers must not reach memory: they would cover the end of another run.
@@ -163,9 +235,12 @@ impl Placement {
         shape: Shape,
         owner: (u32, EndpointId),
         run: Run,
-    ) -> Option<u32> {
+    ) -> Option<Aimed> {
         if self.aims.is_empty() {
             return self.aim(shared, shape, owner, run);
+        }
+        if shared.is_on_one_queue() {
+            return None;
         }
         let aimed: u32 = self.aims.iter().map(|aim| aim.pieces(shape)).sum();
         let count = run.blocks * shape.frames();
@@ -177,19 +252,12 @@ impl Placement {
         let first = self.next;
         self.fill(shared, shape, run, first)?;
         shared.port.lock().lane()?.extend(count);
-        Some(first)
+        Some(Aimed { first, front: 0 })
     }
 
     /// Gives the memory of a run to the kernel, in the order of its frames.
     fn fill(&mut self, shared: &Shared, shape: Shape, run: Run, first: u32) -> Option<()> {
-        let mut saved = [0; HEADER as usize];
-        shared.region.read(run.offset - HEADER, &mut saved);
-        let aim = Aim {
-            run,
-            first,
-            landed: 0,
-            saved,
-        };
+        let aim = Aim::new(shared, run, first);
         let count = aim.frames(shape);
         let socket = self.socket(&shared.port)?;
         for piece in 0..aim.pieces(shape) {
@@ -202,7 +270,7 @@ impl Placement {
     }
 
     /// Counts the frames that have come, each for the first run that lacks one.
-    fn drain(&mut self, shape: Shape) {
+    fn drain(&mut self, shared: &Shared, shape: Shape) {
         let Some(socket) = self.socket.as_mut().map(DataSocket::socket) else {
             self.is_astray = true;
             return;
@@ -214,7 +282,8 @@ impl Placement {
                 .next_if(|aim| aim.landed == aim.pieces(shape))
                 .is_some()
             {}
-            let Some(aim) = aims.peek_mut() else {
+            let is_given_back = shared.give_back(descriptor);
+            let Some(aim) = aims.peek_mut().filter(|_| !is_given_back) else {
                 self.is_astray = true;
                 continue;
             };
@@ -239,7 +308,7 @@ impl Placement {
         }
         // Read before the frames that it counts.
         let expected = shared.port.lock().lane()?.expected();
-        self.drain(shape);
+        self.drain(shared, shape);
         let aim = self.aims.iter().find(|aim| aim.first == first)?;
         let count = aim.frames(shape);
         Some(if self.is_astray {
@@ -284,9 +353,15 @@ impl Placement {
             shared.region.write(aim.run.offset - HEADER, &aim.saved);
         }
         if !is_whole {
-            // An aim is withdrawn only with the socket.
-            self.socket = None;
-            self.is_astray = true;
+            self.withdraw_all(shared);
+        }
+    }
+
+    /// Descriptors in front of those that are aimed.
+    pub fn front(&self, shared: &Shared) -> u32 {
+        match shared.is_on_one_queue() {
+            true => shared.port.lock().front().unwrap_or(0),
+            false => 0,
         }
     }
 
@@ -304,11 +379,11 @@ impl Placement {
         shape: Shape,
         owner: (u32, EndpointId),
         first: u32,
-    ) -> Option<u32> {
+    ) -> Option<Aimed> {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
         let astray = self.aims.remove(index)?;
-        self.socket = None;
+        self.withdraw_all(shared);
         self.end(shared, shape, &astray);
         let again = self.aim(shared, shape, owner, astray.run);
         if again.is_none() {

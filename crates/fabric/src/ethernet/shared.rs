@@ -2,6 +2,7 @@
 //! joined.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use xdp::{
 };
 
 use super::placement::{BLOCK, Placement, RING};
-use super::{Counts, EthernetOptions, count, wire};
+use super::{Counts, EthernetOptions, PlacedPool, count, wire};
 use crate::{Access, Error, Failure, Key, Provider, ReadMemory, Registration, Table};
 
 /// Bytes of a chunk that the kernel keeps in front of a received frame.
@@ -50,8 +51,8 @@ pub struct Shared {
     /// Number of submissions of each transmit frame to the kernel.
     in_kernel: Vec<AtomicU16>,
     members: Mutex<Vec<Option<Arc<Member>>>>,
-    /// Owner of the memory for reads.
-    reader: Mutex<Weak<()>>,
+    /// Owners of parts of the memory for reads.
+    readers: Mutex<Vec<(Range<u64>, Weak<()>)>>,
 }
 
 /// A thread's place at the port.
@@ -96,6 +97,14 @@ fn system(what: &str, source: rustix::io::Errno) -> Error {
 /// The interface with this name, if packets fit into its frames.
 fn usable(name: &str, options: &EthernetOptions) -> Result<Interface, Error> {
     let interface = Interface::named(name)?;
+    let is_on_one_queue = |pool: &PlacedPool| pool.queue == options.queue;
+    if options.shape == Shape::Jumbo && options.pool.as_ref().is_some_and(is_on_one_queue) {
+        let what = "jumbo frames on the queue of all other frames";
+        return Err(Error::Unsupported {
+            provider: Provider::Ethernet,
+            what,
+        });
+    }
     let least = match options.pool {
         Some(_) => options.shape.mtu(),
         None => MTU_LEAST,
@@ -134,10 +143,7 @@ impl Shared {
             return Err(Error::NoInterface);
         };
         let interface = usable(name, &options)?;
-        let receive = options
-            .receive_frames
-            .clamp(64, 1 << 16)
-            .next_power_of_two();
+        let receive = Shared::receive_frames(&options);
         let transports = options.transports.clamp(1, 64);
         let transmit = transports * TRANSMIT_FRAMES;
         let options = EthernetOptions {
@@ -172,49 +178,104 @@ impl Shared {
             }
             None => None,
         };
-        Ok(Shared {
+        Ok(Shared::over(options, port, placement, pool_bytes))
+    }
+
+    /// Over an open port, with the state and the shape of placed data.
+    pub fn over(
+        options: EthernetOptions,
+        port: Port,
+        placement: Option<(Mutex<Placement>, Shape)>,
+        pool_bytes: u64,
+    ) -> Shared {
+        let chunk = options.shape.chunk();
+        let (interface, region) = (port.interface().clone(), port.region().clone());
+        let transmit = options.transports * TRANSMIT_FRAMES;
+        Shared {
             table: Table::default(),
             counts: Counts::default(),
             mode: port.mode(),
             frame_bytes: (interface.mtu + ETHERNET_HEADER).min(chunk - HEADROOM),
             in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
-            members: Mutex::new((0..transports).map(|_| None).collect()),
-            reader: Mutex::default(),
+            members: Mutex::new((0..options.transports).map(|_| None).collect()),
+            readers: Mutex::default(),
             port: Mutex::new(port),
             placement,
             pool_bytes,
             interface,
             region,
             options,
-        })
+        }
     }
 
-    /// The memory for reads, if nothing else has it.
+    /// A part of the memory for reads that has no owner.
     pub fn read_memory(&self, bytes: u64) -> Option<ReadMemory> {
         let pool = self.options.pool.as_ref()?;
         let block = u64::from(BLOCK);
         let start = self.pool_bytes.checked_sub(pool.read_bytes)?;
         // A header or the kernel's headroom precedes a block.
-        let start = start.next_multiple_of(block).max(block);
-        let mut reader = self.reader.lock();
-        if start + bytes > self.pool_bytes || reader.strong_count() > 0 {
+        let mut start = start.next_multiple_of(block).max(block);
+        let mut readers = self.readers.lock();
+        readers.retain(|(_, owner)| owner.strong_count() > 0);
+        let mut index = 0;
+        // They are in order: the first gap that is long enough.
+        for (part, _) in &*readers {
+            if part.start >= start + bytes {
+                break;
+            }
+            start = part.end.next_multiple_of(block);
+            index += 1;
+        }
+        let end = start.checked_add(bytes)?;
+        if end > self.pool_bytes {
             return None;
         }
         let owner = Arc::new(());
-        *reader = Arc::downgrade(&owner);
+        readers.insert(index, (start..end, Arc::downgrade(&owner)));
         Some(ReadMemory {
             region: self.region.clone(),
             start,
+            is_exact: self.options.shape.is_stripped(),
             owner,
         })
     }
 
+    /// Whether placed data comes by the queue of all other frames.
+    pub fn is_on_one_queue(&self) -> bool {
+        let pool = self.options.pool.as_ref();
+        pool.is_some_and(|pool| pool.queue == self.options.queue)
+    }
+
+    /// On one queue: frames without content that have to precede data.
+    pub fn front(&self) -> u32 {
+        let placement = self.placement.as_ref();
+        placement.map_or(0, |(placement, _)| placement.lock().front(self))
+    }
+
+    /// Whether an address is of the memory for frames.
+    pub fn is_for_frames(&self, address: u64) -> bool {
+        address >= self.pool_bytes
+    }
+
+    /// Takes the memory of a frame back that was received instead of data; whether it was one.
+    pub fn give_back(&self, descriptor: Descriptor) -> bool {
+        let is_for_frames = self.is_for_frames(descriptor.base());
+        if is_for_frames {
+            let chunk = descriptor.base() / self.chunk() * self.chunk();
+            self.port.lock().fill(chunk);
+        }
+        is_for_frames
+    }
+
+    /// Frames that can wait to be received.
+    fn receive_frames(options: &EthernetOptions) -> u32 {
+        let frames = options.receive_frames.clamp(64, 1 << 16);
+        frames.next_power_of_two()
+    }
+
     /// Bytes of memory for frames.
     pub fn frame_memory(options: &EthernetOptions) -> u64 {
-        let receive = options
-            .receive_frames
-            .clamp(64, 1 << 16)
-            .next_power_of_two();
+        let receive = Shared::receive_frames(options);
         let transmit = options.transports.clamp(1, 64) * TRANSMIT_FRAMES;
         u64::from(receive + transmit) * u64::from(options.shape.chunk())
     }
@@ -229,15 +290,7 @@ impl Shared {
         let port = self.port.lock();
         let size = self.options.receive_frames.max(TRANSMIT_FRAMES);
         let socket = port.socket(size)?;
-        let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0);
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let member = Arc::new(Member {
-            slot: slot as u32,
-            socket: fd.map_err(|error| system("copy a descriptor", error))?,
-            groups: Mutex::default(),
-            inbox: Mutex::default(),
-            event: event.map_err(|error| system("make an event descriptor", error))?,
-        });
+        let member = Arc::new(Member::new(slot as u32, &socket)?);
         port.direct(tag(slot as u32), &member.socket)?;
         members[slot] = Some(member.clone());
         self.lead(&members, &port);
@@ -273,6 +326,10 @@ impl Shared {
     pub fn exchange(&self, received: &mut Vec<u64>) -> bool {
         let mut port = self.port.lock();
         for address in received.drain(..) {
+            // On one queue a frame may have got memory that was aimed at: it is not for frames.
+            if !self.is_for_frames(address) {
+                continue;
+            }
             let taken = port.fill(address / self.chunk() * self.chunk());
             debug_assert!(taken, "the ring has room for all frames");
         }
@@ -338,7 +395,7 @@ impl Shared {
     }
 
     /// Transmit frames of a place.
-    pub fn transmit_frames(&self, slot: u32) -> std::ops::Range<u32> {
+    pub fn transmit_frames(&self, slot: u32) -> Range<u32> {
         slot * TRANSMIT_FRAMES..(slot + 1) * TRANSMIT_FRAMES
     }
 
@@ -411,6 +468,19 @@ pub fn tag(slot: u32) -> u16 {
 }
 
 impl Member {
+    /// A thread with this socket.
+    pub fn new(slot: u32, socket: &Socket) -> Result<Member, Error> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Member {
+            slot,
+            socket: fd.map_err(|error| system("copy a descriptor", error))?,
+            groups: Mutex::default(),
+            inbox: Mutex::default(),
+            event: event.map_err(|error| system("make an event descriptor", error))?,
+        })
+    }
+
     pub fn join_group(&self, address: u32, port: u16) {
         self.groups.lock().push((address, port));
     }

@@ -15,7 +15,7 @@ use super::local::{Group, Local, Target};
 use super::payload::Payload;
 use super::shared::{GroupMessage, Passed, Shared};
 use super::wire::{self, Hello, Kind, Protection};
-use super::{capabilities, count};
+use super::{capabilities, count, frames};
 use crate::{
     Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Parameters, Peer,
     Piece, Report, Request, Role, Source, Supply, Transport, Work,
@@ -110,6 +110,9 @@ impl EthernetTransport {
     }
 
     fn take(&mut self, frame: &[u8], now: Instant) {
+        if frames::is_empty(frame) {
+            return;
+        }
         let counts = &self.local.shared.counts;
         let Some(packet) = wire::parse(frame) else {
             return count(&counts.strange);
@@ -228,11 +231,13 @@ impl EthernetTransport {
 
 /// Kind of placement, as peers receive it.
 fn placement_number(shared: &Shared) -> u32 {
-    match shared.placement {
-        None => 0,
-        Some((_, Shape::Overlay)) => 1,
-        Some((_, Shape::Strip)) => 2,
-        Some((_, Shape::Jumbo)) => 3,
+    match (&shared.placement, shared.is_on_one_queue()) {
+        (None, _) => 0,
+        (Some((_, Shape::Overlay)), false) => 1,
+        (Some((_, Shape::Strip)), false) => 2,
+        (Some((_, Shape::Jumbo)), _) => 3,
+        (Some((_, Shape::Overlay)), true) => 4,
+        (Some((_, Shape::Strip)), true) => 5,
     }
 }
 

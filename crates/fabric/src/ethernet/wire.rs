@@ -14,7 +14,7 @@ pub const TYPES: [u16; 2] = [0x8000, 0x8001];
 /// Bytes of a command: shorter packets are filled up with zeros.
 pub const COMMAND_BYTES: usize = 256;
 /// Raised with the format.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes in front of a packet's body.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of the header that the check does not cover: itself.
@@ -233,9 +233,8 @@ pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
     let kind = Kind::from_byte(header.kind)?;
     let sequence = header.sequence.get();
     let is_sequenced = sequence & UNSEQUENCED == 0;
-    let fits = header.version == VERSION
-        && header.reserved == 0
-        && (kind == Kind::Group || is_sequenced == kind.is_sequenced());
+    let fits =
+        header.version == VERSION && (kind == Kind::Group || is_sequenced == kind.is_sequenced());
     let body = rest.get(..header.length.get() as usize)?;
     fits.then_some(Packet { header, kind, body })
 }
@@ -362,7 +361,7 @@ pub struct Hello {
     pub frame_bytes: U32,
     /// 1 if packets must be authenticated.
     pub authenticated: U32,
-    /// Kind of placement: 0 none, 1 overlay, 2 strip, 3 jumbo.
+    /// Kind of placement: 0 none, 1 overlay, 2 strip, 3 jumbo; on one queue 4 overlay, 5 strip.
     pub placement: U32,
     pub secret: [u8; 32],
 }

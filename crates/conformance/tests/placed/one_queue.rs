@@ -1,0 +1,172 @@
+//! Data and other frames come by one queue, and take descriptors from one ring: frames without content use up those in front of the
+//! data, as in the seed.
+
+use fabric::ethernet::{FrameFaults, Shape};
+use fabric::{Access, Source, Work, WorkRequest};
+
+use super::super::raw::{Packet, parts};
+use super::super::suite::{Pair, Random, join};
+use super::liar::Lied;
+use super::reads::reads_by;
+use super::{BLOCK, BLOCKS, Placing, Target, writes};
+
+/// Kinds of packets.
+const AIM: u8 = 9;
+const AIMED: u8 = 10;
+const ACKNOWLEDGE: u8 = 16;
+const PROBE: u8 = 17;
+const UNSEQUENCED: u64 = 1 << 63;
+
+const SHAPES: [Shape; 2] = [Shape::Strip, Shape::Overlay];
+
+#[test]
+fn blocks_on_one_queue_land_where_they_belong_and_nothing_else_changes() {
+    for shape in SHAPES {
+        let setup = Placing::on_one_queue(shape, FrameFaults::default());
+        writes(&setup, 40);
+    }
+}
+
+#[test]
+fn blocks_of_reads_on_one_queue_land_in_the_buffer_and_nothing_else_changes() {
+    for shape in SHAPES {
+        let setup = Placing::on_one_queue(shape, FrameFaults::default());
+        let counters = reads_by(&setup, 40);
+        assert!(counters.placed >= 35, "{shape:?}: {counters:?}");
+    }
+}
+
+/// Frames without content are lost, too: then there are descriptors in front of the data, which the receiver announces again.
+#[test]
+fn lost_doubled_reordered_and_damaged_frames_on_one_queue_misplace_nothing() {
+    let faults = FrameFaults {
+        loss_permille: 5,
+        duplication_permille: 10,
+        reorder_permille: 5,
+        corruption_permille: 1,
+        seed: 5,
+    };
+    for shape in SHAPES {
+        writes(&Placing::on_one_queue(shape, faults), 20);
+        let counters = reads_by(&Placing::on_one_queue(shape, faults), 20);
+        assert!(counters.placed >= 5, "{shape:?}: {counters:?}");
+    }
+}
+
+/// Messages of another endpoint come between the frames.
+#[test]
+fn messages_pass_while_blocks_are_placed_on_one_queue() {
+    const MESSAGES: u64 = 500;
+    let setup = Placing::on_one_queue(Shape::Strip, FrameFaults::default());
+    let mut pair = Pair::new(&setup);
+    let mut random = Random(51);
+    let mut target = Target::new(&pair, &setup, &mut random);
+    let remote = pair.import(&target.memory);
+    let (other_far, _) = join(&setup, &mut pair.near, &mut pair.far);
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    let bytes = random.bytes(500 * BLOCK as usize);
+    near.region().write(0, &bytes);
+    let pieces = [near.piece(0, bytes.len() as u32)];
+    let write = Work::Write {
+        from: Source::Pieces(&pieces),
+        to: remote.at(BLOCK),
+        immediate: None,
+    };
+    let (mut sent, mut received, mut written) = (0_u64, 0, 0);
+    let to_far = pair.to_far;
+    let mut is_posted = false;
+    pair.until("all messages and writes", |near, far| {
+        if !is_posted && written < 10 {
+            let request = WorkRequest::new(written, write);
+            is_posted = near.queue.post(to_far, &request).is_ok();
+        }
+        let send = Work::Send {
+            from: Source::Inline(&sent.to_le_bytes()),
+            immediate: None,
+        };
+        if sent < MESSAGES
+            && near
+                .queue
+                .post(other_far, &WorkRequest::new(sent, send))
+                .is_ok()
+        {
+            sent += 1;
+        }
+        if let Some(outcome) = near.outcome(to_far, written) {
+            assert_eq!(outcome, Ok(0));
+            (written, is_posted) = (written + 1, false);
+        }
+        for message in far.messages.drain(..) {
+            let mut found = [0; 8];
+            message.read(0, &mut found);
+            assert_eq!(u64::from_le_bytes(found), received);
+            received += 1;
+        }
+        written == 10 && received == MESSAGES
+    });
+    target.model[BLOCK as usize..][..bytes.len()].copy_from_slice(&bytes);
+    target.check("all writes");
+    assert!(setup.placed() >= 10);
+}
+
+/// A peer has used up all descriptors in front, and sends no data: the descriptors are withdrawn, since all other frames wait for them.
+#[test]
+fn a_peer_that_sends_no_data_keeps_other_frames_away_for_a_moment_only() {
+    let mut lied = Lied::on_one_queue(Shape::Strip);
+    let model = Random(52).bytes((BLOCKS * BLOCK) as usize);
+    lied.pool.write(0, &model);
+    let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
+    let (_, greeting) = lied.join();
+    let (_, second) = lied.join();
+    let words = [0, memory.descriptor().key.0, 100 * BLOCK].map(u64::to_le_bytes);
+    let body = [
+        &words.concat(),
+        &(2 * BLOCK as u32).to_le_bytes()[..],
+        &[0; 4],
+    ]
+    .concat();
+    lied.liar.tell(
+        &greeting,
+        Packet {
+            kind: AIM,
+            flags: 1,
+            sequence: 0,
+            body: &body,
+        },
+    );
+    let mut front = 0;
+    lied.until("it aims", |_, liar| {
+        let frames = liar.receive();
+        let mut found = frames.iter().filter(|frame| parts(frame).0 == AIMED);
+        found.next().is_some_and(|frame| {
+            front = u32::from_le_bytes(*frame[28..32].first_chunk().unwrap());
+            true
+        })
+    });
+    assert!(front >= 64, "{front}");
+    for _ in 0..2 * front {
+        let frame = lied.liar.empty(&greeting);
+        lied.liar.send_data(&frame);
+    }
+    for round in 1..20 {
+        let mut number = round * 1000;
+        lied.until("an answer", |_, liar| {
+            number += 1;
+            let probe = Packet {
+                kind: PROBE,
+                flags: 0,
+                sequence: UNSEQUENCED | number,
+                body: &[],
+            };
+            liar.tell(&second, probe);
+            let frames = liar.receive();
+            frames.iter().any(|frame| parts(frame).0 == ACKNOWLEDGE)
+        });
+        // Descriptors that were aimed are in front now, until they are used up.
+        for _ in 0..200 {
+            let frame = lied.liar.empty(&greeting);
+            lied.liar.send_data(&frame);
+        }
+    }
+    lied.check(&model, 0..0);
+}
