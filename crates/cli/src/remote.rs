@@ -237,6 +237,8 @@ pub fn network_options(
     };
     reached.ether_types = options.ether_types;
     reached.data_queue = options.data_queue;
+    // A mount's mapped files are the kernel's.
+    reached.map_bytes = 0;
     reached.io = options.io;
     reached.is_read_only = options.is_read_only;
     let name = source.to_owned();

@@ -6,14 +6,21 @@ mod hosts;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use client::network::{Io, Network};
+use client::{Acknowledge, FileSystem, OpenFlags, Source};
 use common::apart;
+use fabric::Provider;
 use hosts::cluster::{Cluster, is_whole, links, primary};
 use hosts::{Hosts, INTERFACE};
 use serde_json::Value;
 
+/// Time limit on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 const LENGTH: usize = 1 << 20;
 /// What lets a node offer frames.
 const AT_INTERFACE: &str = "interface = \"tako0\"\n";
@@ -208,6 +215,77 @@ fn long_transfers_are_placed((mtu, queues): (u32, u32), frames: u64) {
     let _ = cluster.nodes[0].kill();
     let _ = cluster.nodes[0].wait();
     common::tako(&["check", &cluster.scratch.path("n1.pool")]).ended(0);
+}
+
+/// Set for the process that maps a file: the source, and the directory of its keys.
+const MAPS: [&str; 2] = ["TAKO_TEST_MAPS", "TAKO_TEST_KEYS"];
+
+#[test]
+fn a_file_is_mapped_in_the_pages_that_its_frames_were_received_in() {
+    let options = format!("{AT_INTERFACE}data_queue = 1\n");
+    let cluster = Cluster::start(1, Hosts::with_cable(1500, 2), &options);
+    cluster.wait("it serves", is_whole);
+    let mount = Mounted::new(&cluster, "mount", ",transport=ethernet");
+    mount.write("mapped", 4);
+    drop(mount);
+    let source = format!("tako://{}:7474/hosts", cluster.hosts.address(0));
+    let program = std::env::current_exe().expect("this program");
+    let mut command = cluster.hosts.command(1, &program.to_string_lossy());
+    command.args(["--exact", "this_process_maps_a_file", "--nocapture"]);
+    command.env(MAPS[0], source);
+    command.env(MAPS[1], cluster.scratch.path("keys/n2"));
+    let output = common::run(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let fetched = reported(&cluster.status().expect("it serves"), "fetched");
+    assert!(fetched >= BLOCKS * 3, "{fetched}");
+}
+
+/// A part of the test before, in a process on the other host. Of itself it does nothing.
+#[test]
+fn this_process_maps_a_file() {
+    let [Some(source), Some(keys)] = MAPS.map(std::env::var_os) else {
+        return;
+    };
+    let source: Source = source.to_string_lossy().parse().expect("a source");
+    let mut options = source.options(Some(Path::new(&keys))).expect("keys");
+    options.only = Some(Provider::Ethernet);
+    options.interface = Some(INTERFACE.into());
+    options.data_queue = Some(1);
+    options.io = Io::Client;
+    let network = Arc::new(Network::connect(options).expect("it is reached"));
+    let files = FileSystem::remote(network.clone(), Acknowledge::Primary);
+    let file = files.open("mapped", OpenFlags::READ, 0).expect("a file");
+    let expected = bytes(4);
+    // Keys come with the first reads.
+    let started = Instant::now();
+    while network.one_sided().1 == 0 {
+        assert!(started.elapsed() < PATIENCE, "no read was one-sided");
+        let mut first = [0; 4096];
+        file.read_at(&mut first, 0).expect("it is read");
+    }
+    let _ = pmem::copied_bytes();
+    for _ in 0..3 {
+        let before = pmem::copied_bytes();
+        let mut map = file.map().expect("it is mapped");
+        assert!(map[..] == expected[..]);
+        assert_eq!(map.copied_bytes(), 0);
+        map.refresh().expect("it is mapped");
+        // In another order.
+        let pages = (0..LENGTH).step_by(4096).rev();
+        assert!(pages.into_iter().all(|at| map[at] == expected[at]));
+        assert_eq!(map.copied_bytes(), 0);
+        assert_eq!(pmem::copied_bytes() - before, 0);
+    }
+    // More maps than there is memory for: the later ones are copied.
+    let maps: Vec<_> = (0..70).map(|_| file.map().expect("it is mapped")).collect();
+    assert!(maps.iter().all(|map| map[..] == expected[..]));
+    let copied = maps.iter().filter(|map| map.copied_bytes() > 0).count();
+    assert!((1..20).contains(&copied), "{copied}");
+    drop(maps);
+    let map = file.map().expect("it is mapped");
+    assert!(map[..] == expected[..]);
+    assert_eq!(map.copied_bytes(), 0);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod remote;
 
 use std::sync::Arc;
 
+use connections::messenger::ReadTarget;
 use store::{
     Attributes, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
     SetAttributes, Statistics, WriteAt, Written, XattrMode,
@@ -95,6 +96,33 @@ impl Backend {
         match self {
             Backend::Embedded(backend) => backend.close(),
             Backend::Remote(backend) => backend.close(),
+        }
+    }
+}
+
+/// Mapped files of a cluster.
+impl Backend {
+    /// Memory of so many bytes that [`Backend::land`] reads into.
+    pub(crate) fn read_target(&self, bytes: u64) -> Option<ReadTarget> {
+        match self {
+            Backend::Embedded(_) => None,
+            Backend::Remote(backend) => backend.read_target(bytes),
+        }
+    }
+
+    /// Reads `length` bytes at `offset` to the same offset of the memory. Returns how many are there, and whether this process has copied
+    /// them; `None` if they have to be read otherwise. After an error they may land later.
+    pub(crate) fn land(
+        &self,
+        inode: &Inode,
+        (offset, length): (u64, usize),
+        target: &ReadTarget,
+    ) -> Result<Option<(usize, bool)>> {
+        match (self, inode) {
+            (Backend::Remote(backend), Inode::Remote(inode)) => {
+                backend.land(inode, (offset, length), target)
+            }
+            _ => Ok(None),
         }
     }
 }

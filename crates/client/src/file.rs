@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut, SeekFrom};
 
+use connections::messenger::ReadTarget;
 use parking_lot::Mutex;
 use store::{Attributes, Fallocate, FileExtent, SetAttributes, WriteAt, Written};
 
@@ -89,6 +90,20 @@ impl File {
             self.backend.note_read(&self.inode, false)?;
         }
         Map::new(file)
+    }
+
+    /// Memory for so many bytes of the file that [`File::land`] reads into.
+    pub(crate) fn read_target(&self, bytes: u64) -> Option<ReadTarget> {
+        self.backend.read_target(bytes)
+    }
+
+    /// Reads into that memory: see [`Backend::land`].
+    pub(crate) fn land(
+        &self,
+        range: (u64, usize),
+        target: &ReadTarget,
+    ) -> Result<Option<(usize, bool)>, Cause> {
+        self.backend.land(&self.inode, range, target)
     }
 
     /// Reads without setting the access time.

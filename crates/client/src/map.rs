@@ -1,13 +1,17 @@
 //! A mapped file.
 
 use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use connections::messenger::ReadTarget;
 use operations::ErrorCode;
 use pmem::{DemandPages, Fill};
 use store::FileKind;
 
-use crate::{Cause, Error, File, Interrupt};
+use crate::{Cause, Error, File, Interrupt, RequestError};
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Message before the process ends.
 const WORDS: &str = "tako: an access to a mapped file failed, since the file could not be read; open and read it to get the \
                      reason, and use `Map::load` before accesses\n";
@@ -49,6 +53,11 @@ pub struct Map {
 struct Source {
     file: File,
     interrupt: Interrupt,
+    /// Memory of the pages, if they are received there.
+    target: Option<ReadTarget>,
+    /// A read into it has no known end.
+    is_unsettled: AtomicBool,
+    copied: AtomicU64,
 }
 
 impl Map {
@@ -58,12 +67,20 @@ impl Map {
             return Err(Cause::Refused(ErrorCode::IsADirectory).into());
         }
         let interrupt = Interrupt::default();
+        let target = file.read_target(attributes.size.next_multiple_of(PAGE));
         let source = Source {
             file,
             interrupt: interrupt.clone(),
+            target: target.clone(),
+            is_unsettled: AtomicBool::new(false),
+            copied: AtomicU64::new(0),
         };
+        let length = attributes.size;
         Ok(Map {
-            pages: DemandPages::new(attributes.size, source, WORDS)?,
+            pages: match &target {
+                Some(target) => DemandPages::over(target.range(), length, source, WORDS)?,
+                None => DemandPages::new(length, source, WORDS)?,
+            },
             interrupt,
             version: attributes.version,
         })
@@ -75,6 +92,12 @@ impl Map {
     /// Those of [`File::read_at`].
     pub fn load(&self, range: Range<u64>) -> Result<(), Error> {
         Ok(self.pages.load(range)?)
+    }
+
+    /// Bytes of its pages that this process has copied there. With `data_queue` and [`Io::Client`](crate::network::Io) the others were
+    /// received in the pages themselves.
+    pub fn copied_bytes(&self) -> u64 {
+        self.pages.source().copied.load(Ordering::Relaxed)
     }
 
     /// Whether the file has the contents and attributes that it had when it was mapped, apart from the access time. Under a lease it takes no request.
@@ -117,8 +140,34 @@ impl Fill for Source {
     fn fill(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Cause> {
         let read = || self.file.read_unnoted(bytes, offset);
         let length = self.interrupt.scope(read)?;
+        self.copied.fetch_add(length as u64, Ordering::Relaxed);
         // The file may have become shorter.
         bytes[length..].fill(0);
         Ok(())
+    }
+
+    fn land(&self, offset: u64, length: usize) -> Result<bool, Cause> {
+        let Some(target) = &self.target else {
+            return Ok(false);
+        };
+        if self.is_unsettled.load(Ordering::Relaxed) {
+            let reason = "an earlier read of the mapped file has not ended; map the file again";
+            return Err(RequestError::Unreachable(reason.to_owned()).into());
+        }
+        let read = || self.file.land((offset, length), target);
+        let landed = self.interrupt.scope(read);
+        if landed.is_err() {
+            self.is_unsettled.store(true, Ordering::Relaxed);
+        }
+        let Some((count, is_copied)) = landed? else {
+            return Ok(false);
+        };
+        if is_copied {
+            self.copied.fetch_add(count as u64, Ordering::Relaxed);
+        }
+        // The file may have become shorter.
+        let (region, start) = target.range();
+        region.write(start + offset + count as u64, &vec![0; length - count]);
+        Ok(true)
     }
 }

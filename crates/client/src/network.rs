@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use connections::choice::Choice;
 use connections::control::{Address, Identity};
-use connections::messenger::Handle;
+use connections::messenger::{Handle, ReadTarget};
 use fabric::Provider;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -60,6 +60,8 @@ pub struct Options {
     pub ether_types: Option<[u16; 2]>,
     /// Its queue by which long writes go straight into the pools of members.
     pub data_queue: Option<u32>,
+    /// Memory behind that queue for mapped files, in bytes; taken when the session begins.
+    pub map_bytes: u64,
     /// The side that moves the data of writes and reads.
     pub io: Io,
     /// A node in this process: while it is the primary, requests are calls.
@@ -73,6 +75,9 @@ pub struct Options {
     /// Receives one sentence when the cluster has become unreachable, and one when it answers again.
     pub report: Arc<dyn Fn(&str) + Send + Sync>,
 }
+
+/// Memory for mapped files, unless chosen.
+const MAP_BYTES: u64 = 64 << 20;
 
 /// The side that moves the data of writes and reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +102,7 @@ impl Options {
             interface: None,
             ether_types: None,
             data_queue: None,
+            map_bytes: MAP_BYTES,
             io: Io::default(),
             inside: None,
             is_read_only: false,
@@ -250,6 +256,22 @@ impl Requests for Network {
         shared.submitted.lock().push(call.clone());
         shared.submit();
         Started::new(move || shared.wait_for(&call, shared.timeout))
+    }
+
+    fn read_target(&self, bytes: u64) -> Option<ReadTarget> {
+        self.shared
+            .with_connection(|connection| connection.read_target(bytes))
+    }
+
+    fn call_landing(
+        &self,
+        operation: Operation,
+        target: (ReadTarget, u64),
+    ) -> Result<(Outcome, bool), RequestError> {
+        let call = Arc::new(Call::landing(operation, target));
+        self.shared.submitted.lock().push(call.clone());
+        let outcome = self.shared.wait_for(&call, self.shared.timeout)?;
+        Ok((outcome, call.has_landed()))
     }
 
     fn read_ahead_max(&self) -> usize {

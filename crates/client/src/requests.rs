@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use connections::messenger::ReadTarget;
 use operations::{Acknowledge, FileId, Held, Operation, Outcome};
 use parking_lot::Mutex;
 use protocol::client::{Ownership, Recalled};
@@ -27,6 +28,25 @@ pub trait Requests: Send + Sync {
     fn start(&self, operation: Operation, acknowledge: Acknowledge) -> Started {
         let outcome = self.call(operation, acknowledge);
         Started::new(|| outcome)
+    }
+
+    /// Memory of so many bytes that long reads land in without a copy by this process, if there is some.
+    fn read_target(&self, _bytes: u64) -> Option<ReadTarget> {
+        None
+    }
+
+    /// Executes a read with data that may land in such memory, from an offset on, up to a whole block. Returns the outcome, which has the
+    /// data, and whether it has landed instead: [`Outcome::count`] bytes. After an error the data may land later.
+    ///
+    /// # Errors
+    /// As [`Requests::call`].
+    fn call_landing(
+        &self,
+        operation: Operation,
+        _target: (ReadTarget, u64),
+    ) -> Result<(Outcome, bool), RequestError> {
+        let outcome = self.call(operation, Acknowledge::Primary)?;
+        Ok((outcome, false))
     }
 
     /// Longest read for which reading ahead pays, in bytes; 0 if it does not.

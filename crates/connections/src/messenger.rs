@@ -35,14 +35,14 @@ use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
 use self::link::Link;
-pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
+pub use self::memory::{Direction, ReadTarget, TRANSFER_MAX, Transfer};
 use self::stream::Post;
 use crate::choice::Choice;
 use crate::control::{self, Identity, Local, PeerIdentity, PeerSession};
 use crate::transports::{Transports, Wanted};
 use fabric::Spin;
 use fabric::buffers::Class;
-use fabric::{Access, Error, Failure, GroupId, Message, Origin, Pool, Provider};
+use fabric::{Access, Error, Failure, GroupId, Message, Origin, Pool, Provider, Registration};
 
 /// Options of a messenger.
 #[derive(Clone, Debug)]
@@ -233,6 +233,8 @@ struct Lane {
     pool: Option<Pool>,
     /// Buffers for the data of transfers, once there was one.
     transfers: Option<Pool>,
+    /// Memory that the transport receives reads in, once a part of it was wanted.
+    targets: Option<Registration>,
     /// Slot of the link, by the index of its endpoint.
     slots: Vec<Option<usize>>,
     links: usize,
@@ -283,6 +285,7 @@ impl Messenger {
                 descriptors: duplicate(&transports.descriptors(provider))?,
                 pool,
                 transfers: None,
+                targets: None,
                 slots: Vec::new(),
                 links: 0,
             });

@@ -53,6 +53,15 @@ pub trait Fill: Send + Sync + 'static {
     /// # Errors
     /// There are no contents.
     fn fill(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Lets something other than this process write `length` bytes, the contents at `offset`, into the region of
+    /// [`DemandPages::over`], and waits until it has ended. Returns whether they are there; if not, [`Fill::fill`] follows.
+    ///
+    /// # Errors
+    /// There are no contents.
+    fn land(&self, _offset: u64, _length: usize) -> Result<bool, Self::Error> {
+        Ok(false)
+    }
 }
 
 /// Read-only memory with pages that are filled when they are first accessed, each once.
@@ -70,6 +79,8 @@ struct Shared<F> {
     _listed: Listed,
     pages: ReadOnly,
     region: Region,
+    /// Where the pages begin in the region.
+    start: u64,
     length: usize,
     faults: Userfaultfd,
     end: OwnedFd,
@@ -93,18 +104,33 @@ impl<F: Fill> DemandPages<F> {
     pub fn new(length: u64, fill: F, words: &str) -> Result<DemandPages<F>, Error> {
         // No memory is empty.
         let region = Region::memory(length.max(1), false)?;
+        DemandPages::over((&region, 0), length, fill, words)
+    }
+
+    /// The same in the whole pages of a region of memory from `start` on, a multiple of their length. Nothing else writes there, but for
+    /// [`Fill::land`] during its calls.
+    ///
+    /// # Errors
+    /// As [`DemandPages::new`]; [`Error::NotShared`].
+    pub fn over(
+        (region, start): (&Region, u64),
+        length: u64,
+        fill: F,
+        words: &str,
+    ) -> Result<DemandPages<F>, Error> {
         let mapped = (length.max(1) as usize).next_multiple_of(PAGE);
-        let pages = ReadOnly::map(&region, mapped)?;
+        let pages = ReadOnly::map(region, start, mapped)?;
         let faults = Userfaultfd::open().map_err(|source| Error::NoDemandPaging { source })?;
-        let start = pages.base.as_ptr() as usize;
-        let registered = faults.register(start, mapped);
+        let first = pages.base.as_ptr() as usize;
+        let registered = faults.register(first, mapped);
         registered.map_err(|source| Error::NoDemandPaging { source })?;
         let watched = Watched::new(pages.base, mapped, Some(words.to_owned()));
         let shared = Arc::new(Shared {
             _watched: watched.map_err(|error| failed("watch", error))?,
-            _listed: Listed::new(start..start + mapped),
+            _listed: Listed::new(first..first + mapped),
             pages,
-            region,
+            region: region.clone(),
+            start,
             length: length as usize,
             faults,
             end: eventfd(0, EventfdFlags::CLOEXEC).map_err(|it| failed("map", it.into()))?,
@@ -273,12 +299,15 @@ impl<F: Fill> Shared<F> {
             .count();
         if !is_filled {
             let (offset, end) = (page * PAGE, ((page + count) * PAGE).min(self.length));
-            let address = self.region.address(offset as u64, end - offset);
-            let address = address.expect("the memory is mapped");
-            // SAFETY: the range is inside the region, which is mapped while `self` lives. Only this function accesses it, under the
-            // lock of the state, and these pages are not in the users' mapping yet.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(address, end - offset) };
-            self.fill.fill(offset as u64, bytes)?;
+            if !self.fill.land(offset as u64, end - offset)? {
+                let start = self.start + offset as u64;
+                let address = self.region.address(start, end - offset);
+                let address = address.expect("the memory is mapped");
+                // SAFETY: the range is inside the region, which is mapped while `self` lives. Only this function accesses it, under
+                // the lock of the state, and these pages are not in the users' mapping yet.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(address, end - offset) };
+                self.fill.fill(offset as u64, bytes)?;
+            }
             (page..page + count).for_each(|it| state.set_filled(it));
         }
         Ok((count, self.faults.map(self.address(page), count * PAGE)))
@@ -317,7 +346,7 @@ unsafe impl Send for ReadOnly {}
 unsafe impl Sync for ReadOnly {}
 
 impl ReadOnly {
-    fn map(region: &Region, length: usize) -> Result<ReadOnly, Error> {
+    fn map(region: &Region, start: u64, length: usize) -> Result<ReadOnly, Error> {
         // For stores: the kernel reports no faults of mappings of other descriptors.
         let file = region.share(true)?;
         let (protection, flags) = (ProtFlags::READ, MapFlags::SHARED);
@@ -329,7 +358,7 @@ impl ReadOnly {
                 protection,
                 flags,
                 file.as_fd(),
-                0,
+                start,
             )
         };
         let base = base.map_err(|errno| failed("map", errno.into()))?;

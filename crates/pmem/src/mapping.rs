@@ -392,6 +392,11 @@ impl Mapping {
         unsafe { checksum::at(0, self.at(offset, length), length) }
     }
 
+    pub(crate) fn crc32c(&self, offset: u64, length: usize) -> u32 {
+        // SAFETY: as in `read`; `at` checked the range.
+        !unsafe { checksum::at(!0, self.at(offset, length), length) }
+    }
+
     #[inline]
     pub(crate) fn flush(&self, offset: u64, length: usize) {
         let first = self.at(offset, length);

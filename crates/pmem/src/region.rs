@@ -419,6 +419,18 @@ impl Region {
         }
     }
 
+    /// CRC32C of the `length` bytes at `offset`.
+    pub fn crc32c(&self, offset: u64, length: usize) -> u32 {
+        match &self.0 {
+            Mapped(mapping) => mapping.crc32c(offset, length),
+            Simulated(_) => {
+                let mut bytes = vec![0; length];
+                self.read(offset, &mut bytes);
+                crate::checksum::crc32c(&bytes)
+            }
+        }
+    }
+
     /// Starts writing back every line of the range: the stores seen by this thread so far are
     /// persistent after its next fence.
     #[inline]

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use connections::messenger::ReadTarget;
 use operations::{Acknowledge, Operation, Outcome};
 use parking_lot::{Condvar, Mutex};
 use protocol::client::Ownership;
@@ -22,6 +23,8 @@ pub struct Call {
     pub terms: Terms,
     /// The inode of the file that it is about.
     pub inode: u64,
+    /// Where the data of a read may land: from this offset on.
+    pub target: Option<(ReadTarget, u64)>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -36,6 +39,7 @@ struct State {
     leads: bool,
     /// Its thread waits no longer.
     has_ended: bool,
+    has_landed: bool,
 }
 
 impl State {
@@ -60,6 +64,7 @@ impl Call {
         Call {
             terms,
             inode: operation.file().map_or(0, |file| file.inode),
+            target: None,
             state: Mutex::new(State {
                 request: Some((operation, acknowledge)),
                 outcome: None,
@@ -67,9 +72,29 @@ impl Call {
                 kept: None,
                 leads: false,
                 has_ended: false,
+                has_landed: false,
             }),
             changed: Condvar::new(),
         }
+    }
+
+    /// A read with data that may land in memory, from this offset on.
+    pub fn landing(operation: Operation, target: (ReadTarget, u64)) -> Call {
+        let call = Call::new(operation, Acknowledge::Primary, Terms::Plain);
+        Call {
+            target: Some(target),
+            ..call
+        }
+    }
+
+    /// The data of the outcome that is delivered next has landed.
+    pub fn note_landed(&self) {
+        self.state.lock().has_landed = true;
+    }
+
+    /// Whether the data of the outcome has landed.
+    pub fn has_landed(&self) -> bool {
+        self.state.lock().has_landed
     }
 
     pub fn take_request(&self) -> Option<(Operation, Acknowledge)> {

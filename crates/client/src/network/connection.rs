@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use connections::choice::Choice;
-use connections::messenger::{self, Event, Handle, LinkId, Messenger};
+use connections::messenger::{self, Event, Handle, LinkId, Messenger, ReadTarget};
 use fabric::Provider;
 use operations::{Acknowledge, Bytes, Held, Operation};
 use parking_lot::Mutex;
@@ -68,6 +68,8 @@ pub struct Connection {
     reader: Arc<AtomicU64>,
     /// Longest read for which reading ahead pays.
     read_ahead_max: Arc<AtomicUsize>,
+    /// Ends of reads with transfers in flight to their memory.
+    landing: Vec<ClientEvent>,
     events: Vec<Event>,
 }
 
@@ -82,7 +84,8 @@ impl Connection {
             layout.wanted.ethernet.types = types;
         }
         if let Some(queue) = options.data_queue {
-            let placed = layout.wanted.ethernet.place(None, queue, 0);
+            let map_bytes = options.map_bytes;
+            let placed = layout.wanted.ethernet.place(None, queue, map_bytes);
             placed.map_err(fabric::Error::Region)?;
         }
         layout.wanted.queues.endpoints = 16;
@@ -120,6 +123,7 @@ impl Connection {
             turns: Arc::default(),
             reader: Arc::default(),
             read_ahead_max: Arc::default(),
+            landing: Vec::new(),
             events: Vec::new(),
             options,
         })
@@ -165,6 +169,11 @@ impl Connection {
     /// The session that may read locally, as of the last outcome that was delivered.
     pub fn reader(&self) -> Arc<AtomicU64> {
         self.reader.clone()
+    }
+
+    /// Memory of so many bytes that long reads land in without a copy.
+    pub fn read_target(&mut self, bytes: u64) -> Option<ReadTarget> {
+        self.messenger.read_target(bytes)
     }
 
     /// Longest read for which reading ahead pays, with the transport to the primary.
@@ -263,6 +272,9 @@ impl Connection {
             let now = self.now();
             let client = &mut self.client;
             let ticket = match call.terms {
+                Terms::Plain if call.target.is_some() => {
+                    client.submit_landing(now, operation, acknowledge)
+                }
                 Terms::Plain => client.submit(now, operation, acknowledge),
                 Terms::Owning => client.submit_owning(now, operation, acknowledge),
                 Terms::In(session) => client.submit_in(now, session, operation, acknowledge),
@@ -329,8 +341,13 @@ impl Connection {
     fn transmit(&mut self) {
         while let Some(transfer) = self.client.poll_transfer() {
             let now = self.now();
+            let call = transfer
+                .lands
+                .and_then(|(ticket, _)| self.calls.get(&ticket));
+            let target = call.and_then(|call| call.target.clone());
+            let (messenger, client) = (&mut self.messenger, &mut self.client);
             self.memories
-                .start(now, transfer, &mut self.messenger, &mut self.client);
+                .start(now, (transfer, target), messenger, client);
         }
         while let Some(outgoing) = self.client.poll_outgoing() {
             // Without a link it is lost; with the next one the state machine sends it again.
@@ -350,18 +367,28 @@ impl Connection {
         // Before a write is delivered that is still in flight: no read may overtake it.
         let reader = self.client.may_read_locally();
         self.reader.store(reader.unwrap_or(0), Ordering::Release);
-        while let Some(event) = self.client.poll_event() {
+        let landing = std::mem::take(&mut self.landing);
+        let mut before = landing.into_iter();
+        while let Some(event) = before.next().or_else(|| self.client.poll_event()) {
             match event {
+                // Its user may use the memory as soon as the call has ended.
+                ClientEvent::Done { ticket, .. } if self.memories.are_landing(ticket) => {
+                    self.landing.push(event);
+                }
                 ClientEvent::Done {
                     ticket,
                     outcome,
                     keep,
                 } => {
+                    let has_landed = self.client.has_landed(ticket);
                     let Some(call) = self.calls.remove(&ticket) else {
                         continue;
                     };
                     let owned = keep.covers.owned.then(|| self.client.ownership(call.inode));
                     call.note_ownership(owned.flatten());
+                    if has_landed {
+                        call.note_landed();
+                    }
                     if !call.deliver(outcome, self.kept(keep))
                         && let Some(cache) = &self.cache
                     {

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use connections::messenger::{self, Direction, LinkId, Messenger};
+use connections::messenger::{self, Direction, LinkId, Messenger, ReadTarget};
 use fabric::Provider;
 use operations::Bytes;
-use protocol::client::{Mode, Transfer, TransferKind, TransferOutcome};
+use protocol::client::{Mode, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::wire::Body;
 use protocol::{Client, NodeId};
 
@@ -19,6 +19,8 @@ use super::links::Links;
 /// From this length on a client that chooses itself reads one-sided. It never writes so: short writes are slower, and for long ones
 /// each mount would keep blocks of a grant, which no other one can use. `docs/CLUSTERS.md` has the figures.
 const LEAST_READ: u32 = 4 << 10;
+/// Bytes of a block, which transfers are multiples of.
+const BLOCK: usize = 4096;
 /// No write is so long.
 const NEVER: u32 = u32::MAX;
 
@@ -38,8 +40,16 @@ pub struct MemberMemories {
     /// The session that the keys are for.
     session: Option<u64>,
     known: BTreeMap<NodeId, Known>,
-    /// Transfers in flight by their numbers, with their links, and whether each is a write.
-    in_flight: BTreeMap<u64, (LinkId, bool)>,
+    /// Transfers in flight by their numbers, with their links.
+    in_flight: BTreeMap<u64, (LinkId, Flight)>,
+}
+
+/// A transfer in flight.
+enum Flight {
+    Write,
+    Read,
+    /// So many bytes come to this offset of the memory, for the read with this ticket.
+    Landing(Ticket, ReadTarget, u64, u32),
 }
 
 impl MemberMemories {
@@ -51,6 +61,12 @@ impl MemberMemories {
             known: BTreeMap::new(),
             in_flight: BTreeMap::new(),
         }
+    }
+
+    /// Whether transfers are in flight to the memory of a read.
+    pub fn are_landing(&self, ticket: Ticket) -> bool {
+        let mut flights = self.in_flight.values();
+        flights.any(|(_, flight)| matches!(flight, Flight::Landing(of, ..) if *of == ticket))
     }
 
     /// Number of transfers in flight.
@@ -166,7 +182,7 @@ impl MemberMemories {
     pub fn start(
         &mut self,
         now: u64,
-        transfer: Transfer,
+        (transfer, target): (Transfer, Option<(ReadTarget, u64)>),
         messenger: &mut Messenger,
         client: &mut Client,
     ) {
@@ -183,9 +199,16 @@ impl MemberMemories {
             Some(known) if known.is_exported => known.asked,
             _ => return client.handle_transfer(now, wr_id, TransferOutcome::Lost),
         };
-        let (direction, is_write) = match transfer.kind {
-            TransferKind::Write(bytes) => (Direction::Write(bytes), true),
-            TransferKind::Read(length) => (Direction::Read(length), false),
+        let provider = messenger.provider(link);
+        let target = target.filter(|(target, _)| provider == Some(target.provider()));
+        let (direction, flight) = match (transfer.kind, transfer.lands, target) {
+            (TransferKind::Write(bytes), ..) => (Direction::Write(bytes), Flight::Write),
+            (TransferKind::Read(length), Some((ticket, at)), Some((target, start))) => {
+                let at = start + u64::from(at);
+                let flight = Flight::Landing(ticket, target.clone(), at, length);
+                (Direction::ReadTo(target, at, length), flight)
+            }
+            (TransferKind::Read(length), ..) => (Direction::Read(length), Flight::Read),
         };
         let begun = messenger.transfer(
             link,
@@ -197,20 +220,26 @@ impl MemberMemories {
             },
         );
         match begun {
-            true => drop(self.in_flight.insert(wr_id, (link, is_write))),
+            true => drop(self.in_flight.insert(wr_id, (link, flight))),
             false => client.handle_transfer(now, wr_id, TransferOutcome::Lost),
         }
     }
 
     /// A transfer has ended.
     pub fn ended(&mut self, now: u64, wr_id: u64, bytes: Option<Bytes>, client: &mut Client) {
-        let Some((_, is_write)) = self.in_flight.remove(&wr_id) else {
+        let Some((_, flight)) = self.in_flight.remove(&wr_id) else {
             return;
         };
-        let outcome = match bytes {
-            Some(_) if is_write => TransferOutcome::Written,
-            Some(bytes) => TransferOutcome::Read(bytes),
-            None => TransferOutcome::Refused,
+        let outcome = match (bytes, flight) {
+            (None, _) => TransferOutcome::Refused,
+            (Some(_), Flight::Write) => TransferOutcome::Written,
+            (Some(bytes), Flight::Read) => TransferOutcome::Read(bytes),
+            (Some(_), Flight::Landing(_, target, at, length)) => {
+                let (region, start) = target.range();
+                let blocks = (0..u64::from(length)).step_by(BLOCK);
+                let checksums = blocks.map(|block| region.crc32c(start + at + block, BLOCK));
+                TransferOutcome::Landed(checksums.collect())
+            }
         };
         client.handle_transfer(now, wr_id, outcome);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,8 +14,8 @@ use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
 use fabric::{
-    Access, Buffer, Completion, EndpointId, Error, Pool, Provider, Queue, Refusal, Registration,
-    Remote, RemoteRegion, Source, Work, WorkRequest,
+    Access, Buffer, Completion, EndpointId, Error, Piece, Pool, Provider, Queue, ReadMemory,
+    Refusal, Registration, Remote, RemoteRegion, Source, Work, WorkRequest,
 };
 
 /// Buffers for the data of transfers.
@@ -44,6 +45,40 @@ pub enum Direction {
     Write(Bytes),
     /// So many bytes come out of it.
     Read(u32),
+    /// So many bytes come out of it, and go to this offset of the memory, which their event does not contain.
+    ReadTo(ReadTarget, u64, u32),
+}
+
+/// Memory of this side that reads land in without a copy by this process. Clones share it; it stays reserved while one is left, or a
+/// transfer to it is in flight.
+#[derive(Clone, Debug)]
+pub struct ReadTarget(Arc<Target>);
+
+#[derive(Debug)]
+struct Target {
+    provider: Provider,
+    registration: Registration,
+    memory: ReadMemory,
+}
+
+impl PartialEq for ReadTarget {
+    fn eq(&self, other: &ReadTarget) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for ReadTarget {}
+
+impl ReadTarget {
+    /// Transport that it is memory of. Transfers over links of others do not reach it.
+    pub fn provider(&self) -> Provider {
+        self.0.provider
+    }
+
+    /// The region that it is a part of, and where it begins there.
+    pub fn range(&self) -> (&Region, u64) {
+        (self.0.registration.region(), self.0.memory.start)
+    }
 }
 
 /// One-sided access to a peer's memory.
@@ -74,6 +109,8 @@ struct Posted {
     id: u64,
     /// Where a read puts its bytes, and how many.
     into: Option<(Buffer, u32)>,
+    /// Memory of the caller that it puts them in instead, which stays reserved.
+    _target: Option<ReadTarget>,
 }
 
 /// Result of an attempt to post a transfer.
@@ -143,6 +180,24 @@ impl Messenger {
         })
     }
 
+    /// Memory of so many bytes that reads over some transport land in without a copy, and that a read changes nowhere else. `None` if
+    /// no transport has it.
+    pub fn read_target(&mut self, bytes: u64) -> Option<ReadTarget> {
+        self.lanes.iter_mut().find_map(|lane| {
+            let device = self.transports.device(lane.provider)?;
+            let memory = device.read_memory(bytes).filter(|it| it.is_exact)?;
+            if lane.targets.is_none() {
+                let registered = device.register(&memory.region, Access::LOCAL);
+                lane.targets = registered.ok();
+            }
+            Some(ReadTarget(Arc::new(Target {
+                provider: lane.provider,
+                registration: lane.targets.clone()?,
+                memory,
+            })))
+        })
+    }
+
     /// A peer was asked to export memory: control connections are read soon, also by a thread that never blocks.
     pub fn expect_export(&mut self) {
         self.expects_until = Some(Instant::now() + EXPECTED_WITHIN);
@@ -209,15 +264,14 @@ impl Messenger {
         if completion.outcome.is_err() {
             return;
         }
-        let Some(Posted { id, into }) = found.transfers.posted.remove(&completion.id.0) else {
+        let Some(Posted { id, into, .. }) = found.transfers.posted.remove(&completion.id.0) else {
             return self.read_fragments(slot, completion.id.0, events);
         };
-        let bytes = into.map(|(buffer, length)| {
-            let mut bytes = Vec::new();
+        let mut bytes = Vec::new();
+        if let Some((buffer, length)) = into {
             buffer.append_to(length, &mut bytes);
-            bytes
-        });
-        let outcome = Some(bytes.unwrap_or_default().into());
+        }
+        let outcome = Some(bytes.into());
         events.push(Event::Transferred { link, id, outcome });
     }
 
@@ -273,6 +327,20 @@ impl Messenger {
             }
         }
     }
+}
+
+/// Where the data of a transfer is on this side: in a buffer, or at an offset of memory of the caller.
+fn place<'a>(
+    buffer: Option<&'a Buffer>,
+    target: Option<(&'a ReadTarget, u64)>,
+    length: u32,
+) -> Option<[Piece<'a>; 1]> {
+    let in_target = |(ReadTarget(target), at): (&'a ReadTarget, u64)| {
+        let offset = target.memory.start + at;
+        target.registration.piece(offset, length)
+    };
+    let piece = buffer.map(|buffer| buffer.piece(0, length));
+    piece.or_else(|| target.map(in_target)).map(|piece| [piece])
 }
 
 /// Reads by loads, without a request, where the transport maps the peer's memory.
@@ -348,7 +416,7 @@ impl Link {
         let inline = queue.capabilities().inline_bytes as usize;
         let length = match &transfer.direction {
             Direction::Write(bytes) => bytes.len(),
-            Direction::Read(length) => *length as usize,
+            Direction::Read(length) | Direction::ReadTo(.., length) => *length as usize,
         };
         if length == 0 || length > TRANSFER_MAX as usize {
             return Attempt::Ended(None);
@@ -358,17 +426,21 @@ impl Link {
             return load(queue, endpoint, (remote, length as u32));
         }
         let is_inline = matches!(transfer.direction, Direction::Write(_)) && length <= inline;
-        let buffer = match is_inline {
+        let target = match &transfer.direction {
+            Direction::ReadTo(target, at, _) => Some((target, *at)),
+            _ => None,
+        };
+        let buffer = match is_inline || target.is_some() {
             true => None,
             false => match pool.allocate(length as u32) {
                 Some(buffer) => Some(buffer),
                 None => return Attempt::Held,
             },
         };
-        let pieces = buffer.as_ref().map(|it| [it.piece(0, length as u32)]);
+        let pieces = place(buffer.as_ref(), target, length as u32);
         let pieces = pieces.as_ref().map_or(&[][..], |pieces| &pieces[..]);
         let operation = match &transfer.direction {
-            Direction::Read(_) => Work::Read {
+            Direction::Read(_) | Direction::ReadTo(..) => Work::Read {
                 into: pieces,
                 from: remote,
             },
@@ -397,6 +469,7 @@ impl Link {
                 let posted = Posted {
                     id: transfer.id,
                     into: into.map(|buffer| (buffer, length as u32)),
+                    _target: target.map(|(target, _)| target.clone()),
                 };
                 self.transfers.posted.insert(self.stream.posted, posted);
                 Attempt::Posted

@@ -55,6 +55,10 @@ pub(super) struct Active {
     granting: Option<Ticket>,
     pub(super) layouts: Layouts,
     pub(super) runs: BTreeMap<Ticket, Run>,
+    /// The request that is being submitted with memory for its data.
+    landing: Option<Ticket>,
+    /// Reads with data that has landed.
+    landed: BTreeSet<Ticket>,
     /// Requests by message, and for which run each is.
     requests: BTreeMap<Ticket, Ticket>,
     transfers: BTreeMap<u64, UnderWay>,
@@ -113,12 +117,33 @@ impl Client {
                 length,
                 note_read,
             } if *length >= read && (!note_read || self.active.layouts.is_noted(*file, now)) => {
-                Run::Read(Reading::new(now, *file, *offset, *length))
+                let has_memory = self.active.landing == Some(ticket);
+                Run::Read(Reading::new(now, (*file, *offset, *length), has_memory))
             }
             _ => return false,
         };
         self.active.runs.insert(ticket, run);
         true
+    }
+
+    /// Requests a read for whose data the user has memory: `length` bytes, up to whole blocks. A transfer with [`Transfer::lands`] may
+    /// put its bytes there. The outcome has the data all the same, unless [`Client::has_landed`]. The memory can be used otherwise when
+    /// the read has ended and no such transfer is in flight.
+    pub fn submit_landing(
+        &mut self,
+        now: u64,
+        operation: Operation,
+        acknowledge: Acknowledge,
+    ) -> Ticket {
+        self.active.landing = Some(self.next_number + 1);
+        let ticket = self.submit(now, operation, acknowledge);
+        self.active.landing = None;
+        ticket
+    }
+
+    /// Whether the data of a read that has ended has landed, [`Outcome::count`] bytes. Asked once.
+    pub fn has_landed(&mut self, ticket: Ticket) -> bool {
+        self.active.landed.remove(&ticket)
     }
 
     /// Number of blocks of its grant that this client may fill.

@@ -399,8 +399,8 @@ fn transferred(client: &mut Client, now: u64) -> Vec<(NodeId, u64)> {
     }
 }
 
-#[test]
-fn under_a_lease_a_near_replica_is_read_and_the_primary_is_not_asked() {
+/// A client that has read a file of one block under a lease.
+fn leased() -> Client {
     let mut client = active().with_leases();
     client.set_near([1]);
     read_at(&mut client, 10);
@@ -415,8 +415,61 @@ fn under_a_lease_a_near_replica_is_read_and_the_primary_is_not_asked() {
     hear_at(&mut client, 10, 10, alive);
     client.handle_timeout(10);
     assert!(lay_out(&mut client, 20, 5, 3));
+    assert_eq!(transferred(&mut client, 30), [(1, BLOCK as u64)]);
+    client
+}
+
+/// The outcome of a read that has ended.
+fn outcome(client: &mut Client, of: Ticket) -> Option<Outcome> {
+    std::iter::from_fn(|| client.poll_event()).find_map(|event| match event {
+        Event::Done {
+            ticket, outcome, ..
+        } if ticket == of => Some(outcome),
+        _ => None,
+    })
+}
+
+#[test]
+fn data_lands_at_the_first_try_only_and_if_its_checksums_are_right() {
+    let mut client = leased();
+    let land = |client: &mut Client, now| {
+        let read = Operation::Read {
+            file: FileId::default(),
+            offset: 0,
+            length: BLOCK as u32,
+            note_read: false,
+        };
+        let ticket = client.submit_landing(now, read, Acknowledge::Primary);
+        let begun = transfers(client);
+        assert_eq!(begun.len(), 1);
+        assert_eq!(begun[0].lands, Some((ticket, 0)));
+        (ticket, begun[0].wr_id)
+    };
+    let (ticket, wr_id) = land(&mut client, 40);
+    let right = pmem::checksum::crc32c(&[1; BLOCK]);
+    client.handle_transfer(40, wr_id, TransferOutcome::Landed(vec![right]));
+    let ended = outcome(&mut client, ticket).expect("it has landed");
+    assert_eq!((ended.count, ended.data().len()), (BLOCK as u64, 0));
+    assert!(client.has_landed(ticket) && !client.has_landed(ticket));
+    let (ticket, wr_id) = land(&mut client, 50);
+    client.handle_transfer(50, wr_id, TransferOutcome::Landed(vec![!right]));
+    assert_eq!(outcome(&mut client, ticket), None);
+    assert!(lay_out(&mut client, 60, 5, 4));
+    let again = transfers(&mut client);
+    assert_eq!(again.len(), 1);
+    // The first transfer may land late.
+    assert_eq!(again[0].lands, None);
+    let bytes = TransferOutcome::Read(vec![1; BLOCK].into());
+    client.handle_transfer(60, again[0].wr_id, bytes);
+    let ended = outcome(&mut client, ticket).expect("it was read");
+    assert_eq!(ended.data(), &[1; BLOCK]);
+    assert!(!client.has_landed(ticket));
+}
+
+#[test]
+fn under_a_lease_a_near_replica_is_read_and_the_primary_is_not_asked() {
+    let mut client = leased();
     let (data, version) = ((1, BLOCK as u64), (0, 8));
-    assert_eq!(transferred(&mut client, 30), [data]);
     read_at(&mut client, 40);
     assert_eq!(transferred(&mut client, 40), [data]);
     // Own changes end the use of the lease until a layout was asked for after them.

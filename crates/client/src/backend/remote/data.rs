@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use connections::messenger::ReadTarget;
 use operations::{
     Acknowledge, Bytes, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome,
     WriteAt, Written,
@@ -57,6 +58,48 @@ impl Remote {
                 return Ok(done);
             }
         }
+    }
+
+    pub(in super::super) fn read_target(&self, bytes: u64) -> Option<ReadTarget> {
+        self.0.requests.read_target(bytes)
+    }
+
+    pub(in super::super) fn land(
+        &self,
+        inode: &RemoteInode,
+        (offset, length): (u64, usize),
+        target: &ReadTarget,
+    ) -> Result<Option<(usize, bool)>> {
+        if let Some(behind) = self.0.behind.get()
+            && behind.read(inode.file, offset, length)?.is_some()
+        {
+            return Ok(None);
+        }
+        let operation = Operation::Read {
+            file: inode.file,
+            offset,
+            length: length.min(DATA_MAX) as u32,
+            note_read: false,
+        };
+        let work = self.0.cache.begin(&operation);
+        let landed = self
+            .0
+            .requests
+            .call_landing(operation, (target.clone(), offset));
+        self.0.cache.end(work, None, None);
+        let (outcome, has_landed) = landed?;
+        let outcome = outcome.into_result()?;
+        if has_landed {
+            let count = usize::try_from(outcome.count).unwrap_or(usize::MAX);
+            return Ok(Some((count.min(length), false)));
+        }
+        let data = outcome.data();
+        if data.len() > length {
+            return Err(invalid("a read returned more than was asked for"));
+        }
+        let (region, start) = target.range();
+        region.write(start + offset, data);
+        Ok(Some((data.len(), true)))
     }
 
     fn read_part(

@@ -20,7 +20,14 @@ struct Piece {
     offset: u64,
     length: u32,
     checksums: Vec<u32>,
-    bytes: Option<Bytes>,
+    data: Option<Data>,
+}
+
+/// Data of a piece.
+enum Data {
+    Bytes(Bytes),
+    /// It is in the memory of the read's user. CRC32C of each block.
+    Landed(Vec<u32>),
 }
 
 enum Step {
@@ -40,6 +47,8 @@ pub(in crate::client) struct Reading {
     length: u32,
     since: u64,
     tries: u32,
+    /// Its user has memory for the data.
+    has_memory: bool,
     step: Step,
     layout: Layout,
     pieces: Vec<Piece>,
@@ -48,8 +57,9 @@ pub(in crate::client) struct Reading {
 }
 
 impl Reading {
-    pub fn new(now: u64, file: FileId, offset: u64, length: u32) -> Reading {
+    pub fn new(now: u64, (file, offset, length): (FileId, u64, u32), has_memory: bool) -> Reading {
         Reading {
+            has_memory,
             file,
             offset,
             length,
@@ -95,13 +105,44 @@ impl Reading {
         self.offset.saturating_add(u64::from(self.length))
     }
 
+    /// Whether the data may land in the user's memory: it is all of that memory's first part, without a hole. A second try must not,
+    /// since transfers of the first one may be in flight.
+    fn may_land(&self) -> bool {
+        let end = self.end().min(self.layout.size);
+        let mut next = self.offset;
+        for piece in &self.pieces {
+            if piece.offset != next {
+                return false;
+            }
+            next += u64::from(piece.length);
+        }
+        self.has_memory && self.tries == 0 && next == end.next_multiple_of(BLOCK)
+    }
+
+    /// Bytes of data that have landed, if all have, and their blocks match the layout.
+    fn landed(&self, ignores_checksums: bool) -> Option<u64> {
+        for piece in &self.pieces {
+            let Some(Data::Landed(found)) = &piece.data else {
+                return None;
+            };
+            let count = piece.checksums.len().min(found.len());
+            if found[..count] != piece.checksums && !ignores_checksums {
+                return None;
+            }
+        }
+        let end = self.end().min(self.layout.size);
+        (!self.pieces.is_empty()).then(|| end.saturating_sub(self.offset))
+    }
+
     /// The data, if its blocks match the layout.
     fn assemble(&self, ignores_checksums: bool) -> Option<Bytes> {
         let end = self.end().min(self.layout.size);
         let length = end.saturating_sub(self.offset) as usize;
         let mut parts = Vec::new();
         for piece in &self.pieces {
-            let bytes = piece.bytes.as_ref()?;
+            let Some(Data::Bytes(bytes)) = &piece.data else {
+                return None;
+            };
             let blocks = bytes.chunks(BLOCK as usize);
             let is_right = blocks
                 .zip(&piece.checksums)
@@ -223,16 +264,24 @@ impl Client {
                 offset: extent.offset + first * BLOCK,
                 length,
                 checksums: checksums.unwrap_or_default().to_vec(),
-                bytes: None,
+                data: None,
             });
         }
         let is_leased = self.is_leased(now, reading_file, layout.version);
         let is_one_batch = self.options.ordered_reads && from == self.map.primary && !is_leased;
         let has_data = !pieces.is_empty();
+        let mut landing = Vec::new();
         if let Some(reading) = self.reading(ticket) {
             reading.layout = layout;
             reading.pieces = pieces;
             reading.step = Step::Data;
+            if reading.may_land() {
+                let pieces = reading.pieces.iter();
+                landing.extend(pieces.map(|it| (it.wr_id, (it.offset - offset) as u32)));
+            }
+        }
+        for (wr_id, at) in landing {
+            self.let_land(wr_id, ticket, at);
         }
         match has_data {
             true if is_one_batch => self.read_version(now, ticket),
@@ -261,15 +310,23 @@ impl Client {
         wr_id: u64,
         outcome: TransferOutcome,
     ) {
-        let TransferOutcome::Read(bytes) = outcome else {
-            return self.read_failed(ticket);
+        let (length, data) = match outcome {
+            TransferOutcome::Read(bytes) => (bytes.len(), Data::Bytes(bytes)),
+            TransferOutcome::Landed(checksums) => {
+                (checksums.len() * BLOCK as usize, Data::Landed(checksums))
+            }
+            _ => return self.read_failed(ticket),
         };
         let Some(reading) = self.reading(ticket) else {
             return;
         };
         match &mut reading.version {
             Some((of_version, version)) if *of_version == wr_id => {
-                *version = bytes[..].try_into().map(u64::from_le_bytes).ok();
+                let word = match &data {
+                    Data::Bytes(bytes) => bytes[..].try_into().ok(),
+                    Data::Landed(_) => None,
+                };
+                *version = word.map(u64::from_le_bytes);
                 if version.is_none() {
                     return self.read_failed(ticket);
                 }
@@ -279,13 +336,13 @@ impl Client {
                 let Some(piece) = pieces.find(|piece| piece.wr_id == wr_id) else {
                     return;
                 };
-                if bytes.len() != piece.length as usize {
+                if length != piece.length as usize {
                     return self.read_failed(ticket);
                 }
-                piece.bytes = Some(bytes);
+                piece.data = Some(data);
             }
         }
-        if reading.pieces.iter().any(|piece| piece.bytes.is_none()) {
+        if reading.pieces.iter().any(|piece| piece.data.is_none()) {
             return;
         }
         match reading.version {
@@ -325,12 +382,21 @@ impl Client {
         let Some(reading) = self.reading(ticket) else {
             return;
         };
-        let data = reading.assemble(ignores_checksums);
+        let landed = reading.landed(ignores_checksums);
+        let outcome = match landed {
+            Some(count) => Some(Outcome {
+                count,
+                ..Outcome::done()
+            }),
+            None => reading.assemble(ignores_checksums).map(Outcome::with_data),
+        };
         let file = reading.file;
-        match data.filter(|_| is_current) {
-            Some(data) => {
-                let outcome = Outcome::with_data(data);
+        match outcome.filter(|_| is_current) {
+            Some(outcome) => {
                 self.one_sided.1 += 1;
+                if landed.is_some() {
+                    self.active.landed.insert(ticket);
+                }
                 self.finish(ticket, outcome);
             }
             None => {

@@ -25,6 +25,8 @@ pub struct Transfer {
     pub offset: u64,
     /// Which way, and what.
     pub kind: TransferKind,
+    /// The read that it is a part of, and where in its memory the bytes may land: see [`Client::submit_landing`].
+    pub lands: Option<(Ticket, u32)>,
 }
 
 impl Transfer {
@@ -53,6 +55,8 @@ pub enum TransferOutcome {
     Written,
     /// The bytes that were there.
     Read(Bytes),
+    /// The bytes have landed where [`Transfer::lands`] allows it. CRC32C of each block, as they are there.
+    Landed(Vec<u32>),
     /// The key is not good there (any more): nothing was, or will be, done.
     Refused,
     /// The way to the memory is gone. Of a write it is not known whether it has landed, or will.
@@ -138,6 +142,7 @@ impl Client {
             is_ordered: self.options.ordered_reads && matches!(kind, TransferKind::Read(_)),
             offset,
             kind,
+            lands: None,
         };
         self.active.out.push_back(transfer.clone());
         let under_way = UnderWay {
@@ -149,6 +154,16 @@ impl Client {
         };
         self.active.transfers.insert(wr_id, under_way);
         wr_id
+    }
+
+    /// The bytes of a transfer that was just started may land at this offset of the memory of its read.
+    pub(super) fn let_land(&mut self, wr_id: u64, run: Ticket, at: u32) {
+        let lands = Some((run, at));
+        let out = self.active.out.iter_mut().rev();
+        let mut started = out.take_while(|it| it.wr_id >= wr_id);
+        if let Some(transfer) = started.find(|it| it.wr_id == wr_id) {
+            transfer.lands = lands;
+        }
     }
 
     /// Number of reads of this client in flight at a member.
