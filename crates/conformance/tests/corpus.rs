@@ -59,6 +59,11 @@ fn connections_of_tcp() {
 }
 
 #[test]
+fn frames_over_ethernet() {
+    run("ethernet", fabric::fuzzing::ethernet);
+}
+
+#[test]
 fn memory_that_is_shared_with_peers() {
     run("shm", fabric::fuzzing::shm);
 }

@@ -16,6 +16,8 @@ mod document;
 mod faulty;
 mod fetch;
 mod frames;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod input;
 mod link;
 mod local;

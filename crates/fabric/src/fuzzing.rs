@@ -11,6 +11,13 @@ pub fn tcp(input: &[u8]) {
     crate::tcp::fuzzing::connection(input);
 }
 
+/// Frames of a peer for the transport over Ethernet, and packets of all kinds with valid checks.
+#[cfg(feature = "fuzzing")]
+pub fn ethernet(input: &[u8]) {
+    crate::ethernet::fuzzing::frame(input);
+    crate::ethernet::fuzzing::packets(input);
+}
+
 /// Data that a peer stores into memory shared with the transport: headers and counts of a ring, and a bell.
 pub fn shm(input: &[u8]) {
     crate::shm::fuzzing::memory(input);

@@ -10,6 +10,8 @@
 //! Unsafe code is here because rings are memory that the kernel writes, and because bpf(2) has no safe wrapper.
 
 mod bpf;
+#[cfg(feature = "fuzzing")]
+mod detached;
 mod error;
 mod freed;
 mod interface;
