@@ -1,5 +1,6 @@
 //! Two messengers, in one thread, two threads or two processes, over each transport that is everywhere.
 
+mod fair;
 mod memory;
 mod pull;
 

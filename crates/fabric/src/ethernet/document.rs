@@ -38,7 +38,7 @@ fn structures() -> BTreeMap<&'static str, Fields> {
             version,
             kind,
             flags,
-            reserved,
+            window,
             length,
             endpoint,
             immediate,

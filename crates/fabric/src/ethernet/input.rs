@@ -59,6 +59,7 @@ pub fn take(
     }
     link.heard = now;
     link.is_heard = true;
+    link.outgoing.allow(packet.header.window);
     let (expected, selective) = (packet.header.expected.get(), packet.header.selective.get());
     let frames = &mut local.frames;
     let known = link

@@ -128,6 +128,7 @@ impl Local {
         header.version = VERSION;
         header.kind = head.kind as u8;
         header.flags = head.flags;
+        header.window = self.shared.window();
         header.length = (self.body.len() as u32).into();
         header.endpoint = to.endpoint.into();
         header.immediate = head.immediate.into();

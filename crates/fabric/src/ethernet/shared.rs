@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU16, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -24,6 +24,8 @@ use crate::{Access, Error, Failure, Key, Provider, ReadMemory, Registration, Tab
 const HEADROOM: u32 = 256;
 /// Frames that a thread can have on their way.
 pub const TRANSMIT_FRAMES: u32 = 512;
+/// Packets in flight that each peer may have, at least.
+const WINDOW_LEAST: u8 = 8;
 /// Greatest number of waiting entries for another thread of this process.
 const INBOX_MAX: usize = 256;
 /// Where the tag is in a frame.
@@ -51,6 +53,8 @@ pub struct Shared {
     /// Number of submissions of each transmit frame to the kernel.
     in_kernel: Vec<AtomicU16>,
     members: Mutex<Vec<Option<Arc<Member>>>>,
+    /// Endpoints of all threads, by which the memory for received frames is divided.
+    endpoints: AtomicI32,
     /// Owners of parts of the memory for reads.
     readers: Mutex<Vec<(Range<u64>, Weak<()>)>>,
 }
@@ -198,6 +202,7 @@ impl Shared {
             frame_bytes: (interface.mtu + ETHERNET_HEADER).min(chunk - HEADROOM),
             in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
             members: Mutex::new((0..options.transports).map(|_| None).collect()),
+            endpoints: AtomicI32::new(0),
             readers: Mutex::default(),
             port: Mutex::new(port),
             placement,
@@ -244,6 +249,24 @@ impl Shared {
     pub fn is_on_one_queue(&self) -> bool {
         let pool = self.options.pool.as_ref();
         pool.is_some_and(|pool| pool.queue == self.options.queue)
+    }
+
+    /// So many endpoints more.
+    pub fn count_endpoints(&self, more: i32) {
+        self.endpoints.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Packets that each endpoint's peer may have in flight to it, as packets have it: otherwise peers that send first fill the memory, and
+    /// frames of the others are lost again and again. 0 is no limit.
+    pub fn window(&self) -> u8 {
+        let memory = match self.is_on_one_queue() {
+            true => Port::SHARED_LEVEL,
+            false => self.options.receive_frames,
+        };
+        let endpoints = self.endpoints.load(Ordering::Relaxed).max(1) as u32;
+        // The kernel and other frames need some, too.
+        let share = memory / 2 / endpoints;
+        u8::try_from(share).map_or(0, |share| share.max(WINDOW_LEAST))
     }
 
     /// On one queue: frames without content that have to precede data.

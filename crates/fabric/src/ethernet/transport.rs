@@ -76,6 +76,9 @@ impl EthernetTransport {
 
     fn remove(&mut self, id: u32) {
         if let Some(mut link) = self.links.remove(&id) {
+            self.local
+                .shared
+                .count_endpoints(link.other.as_ref().map_or(0, |_| -1));
             link.answers.clear();
             link.refused = false;
             link.release(&mut self.local);
@@ -321,10 +324,12 @@ impl Transport for EthernetTransport {
         let secret = self.link(endpoint).ok_or(Error::NoEndpoint)?.secret;
         let other = self.meet(role, &secret, &peer)?;
         let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        let count = i32::from(link.other.is_none());
         link.other = Some(other);
         link.state = State::Ready;
         link.heard = Instant::now();
         link.host = peer.address;
+        self.local.shared.count_endpoints(count);
         Ok(())
     }
 
@@ -514,6 +519,9 @@ impl Transport for EthernetTransport {
 
 impl Drop for EthernetTransport {
     fn drop(&mut self) {
+        let joined = self.links.values().filter(|link| link.other.is_some());
+        let count = joined.count() as i32;
+        self.local.shared.count_endpoints(-count);
         for link in self.links.values_mut() {
             if link.state == State::Ready && !link.closed_there {
                 link.tell(&mut self.local, Kind::Closed, 0, &[]);

@@ -31,6 +31,8 @@ pub struct Outgoing {
     sent: VecDeque<Sent>,
     /// Packets that may be on their way: fewer after losses (congestion).
     window: f32,
+    /// The receiver has memory for so many of them.
+    allowed: usize,
     round_trip: Option<(Duration, Duration)>,
     /// Losses before this packet are one event.
     recovered_at: u64,
@@ -45,6 +47,7 @@ impl Outgoing {
             first: 0,
             sent: VecDeque::new(),
             window: WINDOW_FIRST,
+            allowed: WINDOW as usize,
             round_trip: None,
             recovered_at: 0,
             backoff: 0,
@@ -53,7 +56,15 @@ impl Outgoing {
     }
 
     pub fn has_room(&self) -> bool {
-        self.sent.len() < self.window as usize
+        self.sent.len() < self.allowed.min(self.window as usize)
+    }
+
+    /// The receiver allows so many packets on their way; 0: all that have numbers.
+    pub fn allow(&mut self, packets: u8) {
+        self.allowed = match packets {
+            0 => WINDOW as usize,
+            packets => packets.into(),
+        };
     }
 
     pub fn is_empty(&self) -> bool {

@@ -43,7 +43,8 @@ pub struct Header {
     pub version: u8,
     pub kind: u8,
     pub flags: u8,
-    pub reserved: u8,
+    /// Packets that the receiver of this one may have in flight to its sender; 0: as many as the numbers allow.
+    pub window: u8,
     /// Bytes of the body.
     pub length: U32,
     /// Number of the receiver's endpoint.

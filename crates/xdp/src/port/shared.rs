@@ -40,6 +40,9 @@ pub(super) fn test_barrier(interface: &str) -> Result<(), Error> {
 }
 
 impl Port {
+    /// Descriptors for other frames on one queue, at least.
+    pub const SHARED_LEVEL: u32 = LEVEL;
+
     /// Whether data comes by the queue of all other frames.
     pub fn is_shared(&self) -> bool {
         self.placed
