@@ -7,14 +7,14 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120 dax:1:60 card:2:100"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:240 dax:1:60 card:2:100"
 # Those that are run only if they are named: they measure, and test nothing. In `counted` and `rzcfs` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
 readonly figures="measure:1:200 counted:1:200 rzcfs:1:900"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
-# What the guests run: programs of the crate `conformance`, in /lab.
-programs=(verbs-guest fabric-guest card-guest)
+# What the guests run: programs of the crates `conformance` and `lab`, in /lab.
+programs=(verbs-guest fabric-guest card-guest compare-pools)
 profile=tests
 # What is measured is the program as it is released.
 [[ ! " $* " =~ \ (measure|counted|rzcfs)\  ]] || profile=release

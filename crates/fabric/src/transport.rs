@@ -287,7 +287,7 @@ pub struct GroupAddress {
     pub port: u16,
     /// The address of the interface to use.
     pub interface: std::net::Ipv4Addr,
-    /// Whether messages of the group are received, too. Only sending costs a sender less over TCP.
+    /// Whether messages of the group are received, too. Only sending costs less over TCP and verbs.
     pub listens: bool,
     /// Whether what is sent has no checksum of the transport, if it can be left out: a message that was damaged on the way
     /// arrives with its damage.

@@ -7,14 +7,15 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::path::Path;
 
-use pmem::Region;
+use pmem::{Access, Region};
 use store::format::directory;
 use store::format::extent::{self, ENTRIES, Extent, NodeHeader};
 use store::format::inode::{FLAG_GRANT, INODE, Inode, KIND_MASK};
 use store::format::superblock::{SUPERBLOCKS, Superblock};
 use store::format::xattr;
-use store::{BLOCK, FileKind};
+use store::{BLOCK, FileKind, PoolOptions, Replica};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const BLOCK_U64: u64 = BLOCK as u64;
@@ -34,6 +35,39 @@ pub enum Part {
     Whole,
     /// Every reachable byte except data of files.
     Metadata,
+}
+
+/// A pool with its records in the image, and its part of the image. The file of a pool stays as it is; a pool on a device, which
+/// has no private mapping, is replayed in place.
+///
+/// # Errors
+/// The pool cannot be opened, or is damaged.
+pub fn open(pool: &Path) -> Result<(Region, Part), String> {
+    let explain = |error: &dyn std::error::Error| format!("{}: {error}", pool.display());
+    let region = match Region::open(pool, Access::Private) {
+        Err(pmem::Error::SharedOnly { .. }) => Region::open(pool, Access::ReadWrite),
+        opened => opened,
+    };
+    let region = region.map_err(|error| explain(&error))?;
+    let replica = Replica::open(region.clone(), PoolOptions::default());
+    let replica = replica.map_err(|error| explain(&error))?;
+    match replica.superblock().is_metadata_only() {
+        true => Ok((region, Part::Metadata)),
+        false => Ok((region, Part::Whole)),
+    }
+}
+
+/// The first difference between two pools of one unit, in words, in the part that both have.
+///
+/// # Errors
+/// One of them cannot be opened, or is damaged.
+pub fn compare(first: &Path, second: &Path) -> Result<Option<String>, String> {
+    let [(first, part), (second, other)] = [open(first)?, open(second)?];
+    let part = match (part, other) {
+        (Part::Whole, Part::Whole) => Part::Whole,
+        _ => Part::Metadata,
+    };
+    Ok(difference(&first, &second, part))
 }
 
 /// The first difference between the images in two regions, in words. No operation may be in flight in either.

@@ -1,7 +1,8 @@
 # shellcheck shell=dash
-# Three guests, each a node of one cluster over RDMA. The first one keeps the map, mounts, and leads the scene. The guest of the
-# primary is reset while files are written: its connections are not closed. The pools are on a DAX file system, which a device for
-# RDMA does not reach, on a DAX device, and in memory.
+# Three guests, each a node of one cluster over RDMA. The first one keeps the map, mounts, and leads the scene. The primary sends
+# records and their data to a group, by datagrams over RDMA. Its guest is reset while files are written: its connections are not
+# closed. The pools are on a DAX file system, which a device for RDMA does not reach, on a DAX device, and in memory. In the end
+# those of the two members that are left are compared.
 . /lab/functions.sh
 
 readonly source=tako://10.0.0.1:7474,10.0.0.2:7474,10.0.0.3:7474/lab keys=/lab/nodes/client
@@ -27,6 +28,7 @@ cluster = "lab"
 name = "$node"
 listen = ["10.0.0.$guest:7474"]
 keys = "/lab/nodes/$node"
+group = "on"
 [pool]
 path = "$pool"
 size = "16M"
@@ -50,6 +52,16 @@ stop() {
 # Node $1 reports a line with this pattern.
 reports() {
     nc "10.0.0.$1" 97 | grep -q "$2"
+}
+
+# Value of counter $2 of node $1.
+counter() {
+    nc "10.0.0.$1" 97 | sed -n "s/.*\"$2\": \([0-9][0-9]*\).*/\1/p"
+}
+
+# Node $1 reports counter $2 with more than $3.
+exceeds() {
+    [ "$(counter "$1" "$2")" -gt "$3" ]
 }
 
 # The state of the cluster has a line with this pattern.
@@ -123,6 +135,30 @@ find_primary() {
     third=$((5 - primary))
 }
 
+# Primary $1 ships by a group over verbs to members $2.
+ships_by_the_group() {
+    local leader=$1 sent
+    await reports "$leader" '"reason": "multicast over verbs at 239\.'
+    sent=$(counter "$leader" sent)
+    # A member that has not joined yet gets the file by its link.
+    await write_by_the_group "$2"
+    exceeds "$leader" sent "$sent"
+    verify /messages/grouped 3
+    echo "figure cluster: n$leader sent $(counter "$leader" sent) frames to its group, and $(counter "$leader" sent_again) of them again"
+}
+
+# Writes a file with the first mount; whether all these members have got messages by the group meanwhile.
+write_by_the_group() {
+    local member before=""
+    for member in $1; do
+        before="$before $member:$(counter "$member" received)"
+    done
+    write /messages/grouped 3
+    for member in $before; do
+        exceeds "${member%:*}" received "${member#*:}" || return 1
+    done
+}
+
 # Bytes of files that the primary has had in messages.
 moved() {
     echo $(($(nc "10.0.0.$primary" 97 | sed -n 's/.*"\(read\|written\)": \([0-9]*\).*/\2 +/p') 0))
@@ -153,7 +189,7 @@ data_moves_one_sided() {
 }
 
 goes_on_without_primary() {
-    local first second before
+    local first second before leader other
     mkdir /messages/m /messages/o
     write_files /messages/m /tmp/m &
     first=$!
@@ -170,10 +206,32 @@ goes_on_without_primary() {
     touch /tmp/stop
     wait $first
     wait $second
+    # The new primary has a group of its own.
+    leader=1 other=$third
+    if state "served by n$third"; then leader=$third other=1; fi
+    ships_by_the_group "$leader" "$other"
+    echo "passed cluster: the new primary ships by a group over verbs"
     echo "figure cluster: $before files before the primary was lost, $(($(count /tmp/m) + $(count /tmp/o))) in all"
     verify_files /onesided/m /tmp/m
     verify_files /messages/o /tmp/o
     echo "passed cluster: mounts go on without the primary, and nothing acknowledged is lost"
+}
+
+# No session is left, and both members have the same records.
+members_are_idle() {
+    { reports 1 '"sessions": 0' || reports "$third" '"sessions": 0'; } && [ "$(counter 1 tail)" = "$(counter "$third" tail)" ]
+}
+
+# Sends the pool of this node to the third one, which compares it with its own.
+compare_members() {
+    await members_are_idle
+    echo compare | nc "10.0.0.$third" 99
+    stop
+    await send_pool
+}
+
+send_pool() {
+    nc "10.0.0.$third" 98 <"$pool"
 }
 
 lead() {
@@ -188,21 +246,31 @@ lead() {
     /lab/tako mount -o keys=$keys,io=server "$source" /messages
     /lab/tako mount -o keys=$keys,io=client "$source" /onesided
     all_choose_verbs
+    ships_by_the_group "$primary" "1 $third"
+    echo "passed cluster: the primary ships to both members by a group over verbs"
     data_moves_one_sided
     goes_on_without_primary
     umount /messages
     umount /onesided
-    stop
+    compare_members
 }
 
 follow() {
+    local order
     serve
-    if [ "$(nc -l -p 99)" = reset ]; then
+    order=$(nc -l -p 99)
+    if [ "$order" = reset ]; then
         # To the lab, which waits for this, it ends as it should.
         echo "ended 0"
         echo b >/proc/sysrq-trigger
     fi
     stop
+    if [ "$order" = compare ]; then
+        # By itself it would end at the end of its own input.
+        nc -l -p 98 -e dd of=/tmp/other bs=64k
+        /lab/compare-pools "$pool" /tmp/other
+        echo "passed cluster: the pools of n1 and $node are the same"
+    fi
 }
 
 # etcd looks it up.

@@ -91,6 +91,42 @@ pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
     assert!(!sides[2].messages.is_empty() && sides[2].lost.is_empty());
 }
 
+pub fn a_side_that_only_sends_to_a_group_receives_nothing_of_it(setup: &dyn Setup) {
+    let mut sides: Vec<Side> = (0..3)
+        .map(|_| Side::new(setup, QueueOptions::default()))
+        .collect();
+    if sides[0].queue.capabilities().multicast == Multicast::None {
+        return;
+    }
+    let address = address(setup);
+    for (side, listens) in sides.iter_mut().zip([false, true, false]) {
+        let address = GroupAddress { listens, ..address };
+        side.queue.join(GROUP, address).unwrap();
+    }
+    // Each of the two senders reaches the one that listens.
+    for sender in [0, 2] {
+        let start = Instant::now();
+        while sides[1].messages.is_empty() {
+            assert!(start.elapsed() < super::PATIENCE, "{sender} sends in vain");
+            let sent = sides[sender]
+                .queue
+                .send_to_group(GROUP, Source::Inline(b"x"), 1);
+            sent.unwrap();
+            for side in &mut sides {
+                side.poll();
+            }
+        }
+        sides[1].messages.clear();
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        sides.iter_mut().for_each(|side| {
+            side.poll();
+        });
+    }
+    assert!(sides[0].messages.is_empty() && sides[2].messages.is_empty());
+}
+
 pub fn empty_messages_of_groups_take_nothing_from_endpoints(setup: &dyn Setup) {
     let few = QueueOptions {
         endpoints: 1,

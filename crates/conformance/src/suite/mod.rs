@@ -287,7 +287,7 @@ macro_rules! all {
                 a_descriptor_that_lies_ends_the_endpoint, a_withdrawn_key_opens_nothing, a_lost_endpoint_is_told_once,
                 a_peer_that_sends_more_than_it_may_is_lost, a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
                 an_endpoint_lost_under_load_tells_every_request, places_are_used_again, layouts_that_cannot_be_are_refused;
-            groups: groups_are_reached_by_one_send, empty_messages_of_groups_take_nothing_from_endpoints,
+            groups: groups_are_reached_by_one_send, a_side_that_only_sends_to_a_group_receives_nothing_of_it, empty_messages_of_groups_take_nothing_from_endpoints,
                 without_groups_there_are_none;
             pools: data_is_pushed_and_pulled_through_pools;
             mixed: mixed_operations_leave_what_they_should;

@@ -132,8 +132,6 @@ impl Transport for On {
         self.there().join(
             group,
             GroupAddress {
-                listens: true,
-                is_unchecked: false,
                 interface,
                 ..address
             },

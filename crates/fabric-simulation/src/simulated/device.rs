@@ -236,15 +236,14 @@ impl Transport for SimulatedTransport {
     }
 
     fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
-        let address = address.address.to_bits();
-        self.world
-            .lock()
-            .join_group(self.queue, group, address, true);
+        let (at, listens) = (address.address.to_bits(), address.listens);
+        let mut world = self.world.lock();
+        world.join_group(self.queue, group, at, listens);
         Ok(u32::MAX)
     }
 
     fn leave(&mut self, group: GroupId) {
-        self.world.lock().join_group(self.queue, group, 0, false);
+        self.world.lock().leave_group(self.queue, group);
     }
 
     fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {

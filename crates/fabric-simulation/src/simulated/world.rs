@@ -1,6 +1,6 @@
 //! Events in the network, by time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::NetworkOptions;
@@ -120,6 +120,8 @@ struct QueueState {
     group_buffers: VecDeque<(Supply, Registration, u64)>,
     sides: Vec<SideId>,
     groups: BTreeMap<u32, GroupId>,
+    /// Those of the groups of which nothing is to be received.
+    sent_only: BTreeSet<u32>,
 }
 
 pub struct World {
@@ -232,12 +234,19 @@ impl World {
         }
     }
 
-    pub fn join_group(&mut self, queue: usize, group: GroupId, address: u32, member: bool) {
+    pub fn join_group(&mut self, queue: usize, group: GroupId, address: u32, listens: bool) {
+        self.leave_group(queue, group);
+        let queue = &mut self.queues[queue];
+        queue.groups.insert(address, group);
+        match listens {
+            true => queue.sent_only.remove(&address),
+            false => queue.sent_only.insert(address),
+        };
+    }
+
+    pub fn leave_group(&mut self, queue: usize, group: GroupId) {
         let groups = &mut self.queues[queue].groups;
         groups.retain(|_, joined| *joined != group);
-        if member {
-            groups.insert(address, group);
-        }
     }
 
     /// Sends to each member but this queue, with a separate fate for each.
@@ -251,7 +260,7 @@ impl World {
             let Some(&group) = self.queues[queue].groups.get(&address) else {
                 continue;
             };
-            if queue == from {
+            if queue == from || self.queues[queue].sent_only.contains(&address) {
                 continue;
             }
             let (near, far) = (self.queues[from].node, self.queues[queue].node);

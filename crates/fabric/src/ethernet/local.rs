@@ -46,7 +46,8 @@ pub struct Group {
     pub id: GroupId,
     pub address: u32,
     pub port: u16,
-    pub _membership: Membership,
+    /// `None` if nothing is to be received.
+    pub membership: Option<Membership>,
 }
 
 /// Destination of packets: a host, and the endpoint there.
@@ -236,6 +237,7 @@ impl Local {
             .groups
             .iter()
             .find(|group| (group.address, group.port) == (message.address, message.port));
+        let found = found.filter(|group| group.membership.is_some());
         let Some(&Group { id: group, .. }) = found else {
             return;
         };

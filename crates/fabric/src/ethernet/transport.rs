@@ -479,13 +479,16 @@ impl Transport for EthernetTransport {
     fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let (ip, port) = (address.address.to_bits(), address.port);
         Transport::leave(self, group);
-        let membership = self.local.shared.listen(ip)?;
-        self.local.member.join_group(ip, port);
+        let mut membership = None;
+        if address.listens {
+            membership = Some(self.local.shared.listen(ip)?);
+            self.local.member.join_group(ip, port);
+        }
         self.local.groups.push(Group {
             id: group,
             address: ip,
             port,
-            _membership: membership,
+            membership,
         });
         Ok(u32::MAX)
     }
@@ -493,8 +496,10 @@ impl Transport for EthernetTransport {
     fn leave(&mut self, group: GroupId) {
         let groups = &mut self.local.groups;
         if let Some(found) = groups.iter().position(|known| known.id == group) {
-            let Group { address, port, .. } = groups.swap_remove(found);
-            self.local.member.leave_group(address, port);
+            let left = groups.swap_remove(found);
+            if left.membership.is_some() {
+                self.local.member.leave_group(left.address, left.port);
+            }
         }
     }
 

@@ -14,11 +14,12 @@ use super::wire::comes_from;
 use super::{Common, INLINE_BYTES, count};
 use crate::{EndpointId, Error, GroupAddress, GroupId, Source};
 
-/// Datagrams of all groups that are on their way to the network at once, at most.
-pub const SENDS: u32 = 64;
+/// Datagrams of all groups that are in flight to the network at once, at most: as many as a member of a cluster has buffers for,
+/// so that the sender of a stream never loses one for lack of a slot.
+pub const SENDS: u32 = 128;
 
-/// How long the network may take to admit a port to a group.
-const JOIN_WITHIN_MS: u32 = 5000;
+/// Time limit for the network to admit a port to a group. The thread waits meanwhile, so the limit is below a primary's lease.
+const JOIN_WITHIN_MS: u32 = 500;
 
 #[derive(Default)]
 pub struct Groups {
@@ -28,7 +29,7 @@ pub struct Groups {
 
 struct Member {
     id: GroupId,
-    /// Goes first. Nothing once it leaves.
+    /// Goes first. `None` if nothing is to be received, and once it leaves.
     attached: Option<Attached>,
     group: Arc<Group>,
     pair: Arc<QueuePair>,
@@ -62,9 +63,11 @@ impl Groups {
             ..queues.clone()
         };
         let pair = QueuePair::datagram(&common.domain, &queues, group.key())?;
+        // Without it the adapter delivers nothing of the group, and so takes no buffers for it.
+        let attached = address.listens.then(|| group.attach(&pair)).transpose()?;
         self.members.push(Member {
             id,
-            attached: Some(group.attach(&pair)?),
+            attached,
             group,
             pair,
             has_failed: false,
