@@ -10,14 +10,14 @@ export LC_ALL=C.UTF-8
 readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:240 dax:1:60 card:2:100"
 # Those that are run only if they are named: they measure, and test nothing. In `counted` and `rzcfs` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
-readonly figures="measure:1:200 counted:1:200 rzcfs:1:900"
+readonly figures="measure:1:300 counted:1:300 ways:1:400 rzcfs:1:900"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: programs of the crates `conformance` and `lab`, in /lab.
 programs=(verbs-guest fabric-guest card-guest compare-pools)
 profile=tests
 # What is measured is the program as it is released.
-[[ ! " $* " =~ \ (measure|counted|rzcfs)\  ]] || profile=release
+[[ ! " $* " =~ \ (measure|counted|ways|rzcfs)\  ]] || profile=release
 readonly programs profile built=${lab%/lab}/$profile tako=${lab%/lab}/$profile/tako
 guests=()
 
@@ -54,6 +54,8 @@ sweep() {
 boot() {
     local group number words="scene=$1 guest=$2" modules=() cable=() processor=(-accel "tcg,thread=multi")
     [ "$1" != counted ] && [ "$1" != rzcfs ] || processor=(-accel "tcg,thread=single" -icount "shift=0,sleep=off")
+    # Each of two sides polls.
+    [ "$1" != ways ] || processor+=(-smp 2)
     # Files without blocks: what is written to them is a few megabytes.
     for number in 0 1; do
         truncate -s 64M "$run/$1.$2.$number"

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
+use fabric::verbs::{Verbs, VerbsOptions};
 use fabric::{
     Access, Device, EndpointId, Event, Failure, Parameters, Peer, Provider, Queue, QueueOptions,
     Refusal, Registration, RemoteRegion, Role, Source, Work, WorkRequest,
@@ -100,8 +101,15 @@ fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             ..TcpOptions::default()
         })),
+        Provider::Verbs => Box::new(Verbs::open(&VerbsOptions::default())?),
         _ => Box::new(Shm::new()?),
     })
+}
+
+/// The transports with ways of a payload to compare: verbs only where this machine has an adapter.
+fn with_ways() -> impl Iterator<Item = Provider> {
+    let verbs = device(Provider::Verbs).ok().map(|_| Provider::Verbs);
+    [Provider::Shm, Provider::Tcp].into_iter().chain(verbs)
 }
 
 impl Ends {

@@ -187,6 +187,12 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
     if chosen.iter().all(|(_, workloads)| workloads.is_empty()) {
         return Err(Error::NoWorkload(options.only.clone().unwrap_or_default()));
     }
+    let uses_pool =
+        |(group, workloads): &(Group, Vec<_>)| !workloads.is_empty() && group.name != fabric::GROUP;
+    let scale = match chosen.iter().any(uses_pool) {
+        true => scale,
+        false => scale.without_pool(),
+    };
     let bench = Bench::new(options, scale)?;
     let mut notes = bench.notes();
     let mut rows = Vec::new();
@@ -222,7 +228,7 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
 
 fn tune(options: &Options, scale: Scale) -> Result<Report, Error> {
     let providers = fabric::tuned(options.only.as_deref())?;
-    let bench = Bench::new(options, scale)?;
+    let bench = Bench::new(options, scale.without_pool())?;
     let rows = fabric::tune(&bench, providers)?.into_iter();
     Ok(Report {
         rows: rows

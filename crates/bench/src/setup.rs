@@ -63,6 +63,14 @@ impl Scale {
 }
 
 impl Scale {
+    /// The same where no measurement uses the pool: then it is small, so that machines with little memory can run them.
+    pub fn without_pool(self) -> Scale {
+        Scale {
+            pool_length: self.pool_length.min(64 << 20),
+            ..self
+        }
+    }
+
     /// Rounds where each takes long: those of whole files and directories, and of clusters.
     pub fn few_rounds(&self) -> usize {
         self.rounds.div_ceil(3)

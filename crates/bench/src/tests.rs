@@ -68,7 +68,8 @@ fn unknown_transports_are_not_tuned() {
         fabric::tuned(Some("tcp")).unwrap(),
         [::fabric::Provider::Tcp]
     );
-    assert_eq!(fabric::tuned(None).unwrap().len(), 2);
+    // Verbs, too, where there is an adapter.
+    assert!(fabric::tuned(None).unwrap().len() >= 2);
 }
 
 #[test]

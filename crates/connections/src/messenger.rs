@@ -55,6 +55,8 @@ pub struct Options {
     pub backlog_bytes: usize,
     /// How long [`Messenger::wait`] polls before it blocks, at most.
     pub spin_max: Duration,
+    /// From this length on, in bytes, the rest of a message is pulled, where the transport has one-sided reads of its own.
+    pub pull_min: usize,
 }
 
 impl Default for Options {
@@ -72,6 +74,7 @@ impl Default for Options {
             control: control::Options::default(),
             backlog_bytes: 4 * MESSAGE_MAX,
             spin_max: Duration::from_micros(50),
+            pull_min: pull::PULL_MIN,
         }
     }
 }
@@ -222,6 +225,8 @@ pub struct Messenger {
     polls: u32,
     /// Until then each poll reads control connections, since something is expected there.
     expects_until: Option<Instant>,
+    /// Fragments that were pulled over links that have ended.
+    pulled: u64,
 }
 
 /// The links of one transport.
@@ -316,6 +321,7 @@ impl Messenger {
             readable: Vec::new(),
             polls: 0,
             expects_until: None,
+            pulled: 0,
         })
     }
 
@@ -351,6 +357,13 @@ impl Messenger {
             .map_or(0, |link| link.stream.backlog_bytes())
     }
 
+    /// Fragments of messages that this side has read out of the memory of their senders, over all links so far.
+    pub fn pulled_fragments(&self) -> u64 {
+        let links = self.links.iter().filter_map(|slot| slot.link.as_deref());
+        let pulled = links.map(|link| link.stream.pulls.copied_in_all);
+        self.pulled + pulled.sum::<u64>()
+    }
+
     fn find(&self, id: LinkId) -> Option<&Link> {
         let slot = self.links.get(id.slot())?;
         let link = slot.link.as_deref()?;
@@ -380,6 +393,7 @@ impl Messenger {
         lane.slots[endpoint.place()] = Some(slot);
         lane.links += 1;
         let mut link = Box::new(Link::new(session, index));
+        link.stream.pulls.min = Some(self.options.pull_min);
         if !link.is_ready {
             self.unready.push(slot);
         }
@@ -666,6 +680,7 @@ impl Messenger {
             return;
         };
         link.unwatch(&self.blocker);
+        self.pulled += link.stream.pulls.copied_in_all;
         self.unready.retain(|&other| other != slot);
         self.behind.retain(|&other| other != slot);
         let lane = &mut self.lanes[link.lane];

@@ -159,6 +159,29 @@ write_by_the_group() {
     done
 }
 
+# Writes with the first mount until the primary has read data of a message in the memory of the mount, and then some more files, by
+# one message each.
+long_messages_are_pulled() {
+    local number=0 before
+    until exceeds "$primary" pulled 0; do
+        number=$((number + 1))
+        write_at_once /messages/pulled $number
+    done
+    before=$(counter "$primary" pulled)
+    for number in 1 2 3 4 5; do
+        write_at_once /messages/pulled $number
+    done
+    verify /messages/pulled 5
+    [ "$(counter "$primary" pulled)" = $((before + 5)) ]
+    echo "passed cluster: the primary pulls long messages over verbs"
+}
+
+# As `write`, but all of it by one call: from a pipe a call may get less.
+write_at_once() {
+    contents "$2" >/tmp/contents
+    dd if=/tmp/contents of="$1" bs=$length conv=fsync 2>/dev/null
+}
+
 # Bytes of files that the primary has had in messages.
 moved() {
     echo $(($(nc "10.0.0.$primary" 97 | sed -n 's/.*"\(read\|written\)": \([0-9]*\).*/\2 +/p') 0))
@@ -248,6 +271,7 @@ lead() {
     all_choose_verbs
     ships_by_the_group "$primary" "1 $third"
     echo "passed cluster: the primary ships to both members by a group over verbs"
+    long_messages_are_pulled
     data_moves_one_sided
     goes_on_without_primary
     umount /messages

@@ -156,7 +156,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     (
         "crates/conformance/src/bin/fabric-guest",
-        &["raw", "faults", "again", "joined", "liar", "measure"],
+        &[
+            "raw",
+            "faults",
+            "again",
+            "joined",
+            "liar",
+            "compare",
+            "requests",
+            "messengers",
+            "measure",
+        ],
     ),
     (
         "crates/conformance/src/bin/verbs-guest",

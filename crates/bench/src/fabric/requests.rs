@@ -23,7 +23,6 @@ const SLOT: u64 = 256;
 const COUNT: u64 = 200;
 /// Sends in a round of those that are not reported.
 const SENDS: u64 = 4096;
-const PROVIDERS: [Provider; 2] = [Provider::Shm, Provider::Tcp];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -35,7 +34,7 @@ enum Way {
 
 pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
-    for provider in PROVIDERS {
+    for provider in super::with_ways() {
         let slots = std::cell::RefCell::new(Slots::new(provider)?);
         let side = |way| -> Side<'_> {
             let slots = &slots;

@@ -19,7 +19,6 @@ const SIZES: [u32; 9] = [64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536
 const LARGEST: u32 = SIZES[SIZES.len() - 1];
 /// Pings in a round.
 const COUNT: u64 = 50;
-const PROVIDERS: [Provider; 2] = [Provider::Shm, Provider::Tcp];
 
 /// A message needs no place in the peer's memory that is known beforehand: it may be a little slower.
 const GOOD_ENOUGH: f64 = 0.9;
@@ -38,7 +37,7 @@ enum Way {
 /// A few sizes, for the table; [`tune`] shows all of them.
 pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
-    for provider in PROVIDERS {
+    for provider in super::with_ways() {
         let mut ways = Ways::new(provider)?;
         for size in [256, 4096, 65_536] {
             let measured = ways.compare(bench, size)?;
@@ -63,9 +62,11 @@ pub fn tuned(only: Option<&str>) -> Result<Vec<Provider>, Error> {
     let part = only.unwrap_or_default();
     let is_wanted =
         |provider: &Provider| provider.name().contains(part) || super::GROUP.contains(part);
-    let wanted: Vec<_> = PROVIDERS.into_iter().filter(is_wanted).collect();
+    let known: Vec<_> = super::with_ways().collect();
+    let wanted: Vec<_> = known.iter().copied().filter(is_wanted).collect();
     if wanted.is_empty() {
-        let names = PROVIDERS.map(Provider::name).join(", ");
+        let names: Vec<_> = known.iter().map(|provider| provider.name()).collect();
+        let names = names.join(", ");
         return Err(Error::NotTuned {
             name: part.to_owned(),
             names: format!("{}, {names}", super::GROUP),

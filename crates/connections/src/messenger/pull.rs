@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 use fabric::buffers::{Class, Taken};
 use fabric::{Buffer, Capabilities, Message, Pool, RemoteRegion};
 
-/// From this length on the rest of a message is pulled.
+/// From this length on the rest of a message is pulled, unless the options of the messenger have another one.
 pub const PULL_MIN: usize = 32 << 10;
 /// Name under which the pool of a link is exported. Others have random names.
 pub const POOL: u64 = u64::MAX;
@@ -177,6 +177,8 @@ impl Defect {
 /// The pulls of one link, both ways.
 #[derive(Default)]
 pub struct Pulls {
+    /// Least length of the rest of a message that is pulled, if it is not [`PULL_MIN`].
+    pub min: Option<usize>,
     /// All buffers of this side's pool, by class, once a message was long enough. Those that are lent are not among them.
     own: Option<[Taken; CLASSES.len()]>,
     /// Whether making a pool was tried.
@@ -220,7 +222,7 @@ impl Pulls {
 
     /// Whether a message of this length is the first one to be pulled, so that a pool is to be made.
     pub fn wants_pool(&self, length: usize) -> bool {
-        length >= PULL_MIN && !self.is_offered
+        length >= self.min.unwrap_or(PULL_MIN) && !self.is_offered
     }
 
     /// A pool was exported to the peer, or there is none. All its buffers are the link's from now on.
@@ -279,7 +281,7 @@ impl Pulls {
     /// A buffer with the first of these bytes, and how many they are. Nothing if they should travel in a message.
     pub fn fill(&mut self, rest: &[u8]) -> Option<(Buffer, usize)> {
         let own = self.own.as_mut().filter(|_| self.is_taken)?;
-        if rest.len() < PULL_MIN {
+        if rest.len() < self.min.unwrap_or(PULL_MIN) {
             return None;
         }
         let length = rest.len().min(LONGEST as usize);

@@ -644,6 +644,7 @@ impl Service {
             exports: self.exports.count(),
             placed,
             fetched,
+            pulled: self.messenger.pulled_fragments(),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }

@@ -146,6 +146,9 @@ pub struct NodeStatus {
     /// Frames of clients' reads that they received in their buffers themselves.
     #[serde(default)]
     pub fetched: u64,
+    /// Fragments of messages that the node has read out of the memory of their senders.
+    #[serde(default)]
+    pub pulled: u64,
     /// What it does with groups.
     pub group: GroupStatus,
     /// The memory of its pool.
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_of_nodes_that_do_not_count_fetched_frames_are_read() {
+    fn reports_of_nodes_that_do_not_count_fetched_frames_or_pulls_are_read() {
         let status = NodeStatus {
             name: "n1".into(),
             pid: 1,
@@ -177,12 +180,15 @@ mod tests {
             exports: 0,
             placed: 0,
             fetched: 0,
+            pulled: 0,
             group: GroupStatus::default(),
             memory: "file".into(),
             survives: "a crash".into(),
         };
         let mut report = serde_json::to_value(&status).unwrap();
-        report.as_object_mut().unwrap().remove("fetched");
+        for counter in ["fetched", "pulled"] {
+            report.as_object_mut().unwrap().remove(counter);
+        }
         assert_eq!(
             serde_json::from_value::<NodeStatus>(report).unwrap(),
             status

@@ -4,11 +4,14 @@
 #![forbid(unsafe_code)]
 
 mod again;
+mod compare;
 mod faults;
 mod joined;
 mod liar;
 mod measure;
+mod messengers;
 mod raw;
+mod requests;
 
 use std::net::Ipv4Addr;
 use std::panic::{self, AssertUnwindSafe};
@@ -105,6 +108,12 @@ fn main() -> ExitCode {
             again::run(&mut cases);
         }
         ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
+        ["shares"] => {
+            for length in [100, 64 << 10] {
+                let name = format!("fabric: 32 clients get like shares with {length} bytes");
+                cases.run(&name, || messengers::clients_get_like_shares(length));
+            }
+        }
         ["measure", ref names @ ..] => measure::run(&Adapters::new(), names),
         ["keys", directory] => joined::make_keys(Path::new(directory)),
         ["joined", number] => joined::run(&mut cases, number.parse().unwrap()),
@@ -118,8 +127,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "give `suite TEST...`, `wrapped TEST...`, `faults`, `memory`, `measure NAME...`, `keys DIRECTORY`, \
-                 `joined NUMBER` or `refuses TEXT`"
+                "give `suite TEST...`, `wrapped TEST...`, `faults`, `shares`, `memory`, `measure NAME...`, \
+                 `keys DIRECTORY`, `joined NUMBER` or `refuses TEXT`"
             );
             return ExitCode::FAILURE;
         }

@@ -2,7 +2,6 @@
 //! are meaningful. One thread drives both sides.
 
 use std::thread;
-use std::time::Instant;
 
 use fabric::{
     Access, Event, GroupAddress, GroupId, Queue, QueueOptions, Registration, Remote, Source, Work,
@@ -10,18 +9,17 @@ use fabric::{
 };
 use verbs::Verb;
 
+use crate::compare::{compare, compare_in};
 use crate::faults::LONG;
 use crate::raw::{self, RawEnd};
 use crate::suite::{Pair, Setup, Side, join};
-
-/// Rounds of each of two methods, in turns; the median counts.
-const ROUNDS: usize = 9;
+use crate::{messengers, requests};
 
 type Figure = (&'static str, fn(&dyn Setup));
 
 /// Those of these names, or all.
 pub fn run(setup: &dyn Setup, names: &[&str]) {
-    let all: [Figure; 8] = [
+    let all: [Figure; 10] = [
         ("looks", looks),
         ("reads", reads),
         ("pings", pings),
@@ -30,47 +28,14 @@ pub fn run(setup: &dyn Setup, names: &[&str]) {
         ("inline", inline),
         ("multicast", multicast),
         ("payloads", payloads),
+        ("requests", requests::measure),
+        ("pulls", |_| messengers::pulls()),
     ];
     for (name, figure) in all {
         if names.is_empty() || names.contains(&name) {
             figure(setup);
         }
     }
-}
-
-/// Nanoseconds of one of `count`, in turns, and their ratio.
-fn compare(name: &str, count: u64, names: [&str; 2], ways: [&mut dyn FnMut(u64); 2]) {
-    compare_in(ROUNDS, name, count, names, ways);
-}
-
-fn compare_in(
-    rounds: usize,
-    name: &str,
-    count: u64,
-    names: [&str; 2],
-    mut ways: [&mut dyn FnMut(u64); 2],
-) {
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..=rounds {
-        for (way, times) in ways.iter_mut().zip(&mut times) {
-            let start = Instant::now();
-            way(count);
-            // The first round warms up.
-            if round > 0 {
-                times.push(start.elapsed().as_nanos() as f64 / count as f64);
-            }
-        }
-    }
-    let [one, other] = times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[rounds / 2] / 1000.0
-    });
-    let [first, second] = names;
-    let digits = if one < 10.0 { 3 } else { 1 };
-    println!(
-        "figure {name}: {first} {one:.digits$} us, {second} {other:.digits$} us, {:.2}",
-        one / other
-    );
 }
 
 struct Ends {

@@ -63,12 +63,41 @@ fn long_messages_are_pulled_where_reads_are_immediate() {
         for _ in 0..30 {
             send_all(&mut pair);
         }
-        let pulled = link(&mut pair.far, pair.to_near).stream.pulls.copied_in_all;
+        let pulled = pair.far.pulled_fragments();
         match provider {
             // The buffers are fewer than the fragments, so that some travel in messages.
             Provider::Shm => assert!(pulled > 300, "{pulled}"),
             _ => assert_eq!(pulled, 0),
         }
+        assert_eq!(pair.near.pulled_fragments(), 0);
+        // They count although their link has ended.
+        pair.far.close(pair.to_near);
+        assert_eq!(pair.far.pulled_fragments(), pulled);
+    }
+}
+
+#[test]
+fn data_below_the_threshold_stays_in_its_message() {
+    for (pull_min, is_pulled) in [(usize::MAX, false), (1 << 20, true)] {
+        let mut options = options(Provider::Shm);
+        options.pull_min = pull_min;
+        let mut pair = Pair::new(options);
+        // A pool is offered with a message that finds no other one waiting, and can be used for the next.
+        for seed in 0..3 {
+            let sent = message(seed, 1 << 20);
+            pair.near.send(pair.to_far, &sent).unwrap();
+            let mut received = Vec::new();
+            let start = Instant::now();
+            while received.is_empty() {
+                pair.far.wait(&mut received, Duration::from_millis(1));
+                pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+                assert!(start.elapsed() < LONG);
+            }
+            assert_eq!(messages(received, pair.to_near), [sent]);
+        }
+        send_all(&mut pair);
+        let pulled = pair.far.pulled_fragments();
+        assert_eq!(pulled > 0, is_pulled, "{pull_min}: {pulled}");
     }
 }
 
