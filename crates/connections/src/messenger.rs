@@ -616,27 +616,26 @@ impl Messenger {
             Err(reason) => return self.end(slot, reason, events),
         }
         let is_announced = std::mem::take(&mut link.stream.pulls.is_announced);
-        let has_unread = link.stream.has_unread();
-        if link.stream.pulls.is_due() || has_unread {
+        // This poll reads what has come.
+        if link.stream.pulls.is_due() || link.stream.has_unread() {
             self.fall_behind(slot);
-        }
-        if has_unread {
-            self.post_reads(slot, events);
         }
         if is_announced {
             self.hear(slot, events);
         }
     }
 
-    /// Begins to read fragments that waited for room.
+    /// Begins to read fragments, one of each link in turn: links share the buffers, and none gets them all.
     fn read_waiting(&mut self, events: &mut Vec<Event>) {
-        let mut next = 0;
-        while let Some(&slot) = self.behind.get(next) {
-            let link = self.links[slot].link.as_deref();
-            if link.is_some_and(|link| link.stream.has_unread()) {
-                self.post_reads(slot, events);
+        let mut vain = 0;
+        while vain < self.behind.len() {
+            let slot = self.behind[0];
+            let is_posted = self.post_read(slot, events);
+            // A link that has ended is not there any more.
+            if self.behind.first() == Some(&slot) {
+                self.behind.rotate_left(1);
             }
-            next += 1;
+            vain = if is_posted { 0 } else { vain + 1 };
         }
     }
 

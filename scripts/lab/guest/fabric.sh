@@ -25,4 +25,5 @@ ended=0
     a_slow_receiver_holds_back_its_sender_alone a_descriptor_that_lies_ends_the_endpoint \
     a_lost_endpoint_is_told_once a_closed_endpoint_is_lost_to_its_peer || ended=1
 /lab/fabric-guest faults || ended=1
+/lab/fabric-guest shares || ended=1
 exit $ended

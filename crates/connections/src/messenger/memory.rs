@@ -297,19 +297,23 @@ impl Messenger {
         }
     }
 
-    /// Begins to read fragments of a link, as far as there is room.
-    pub(super) fn post_reads(&mut self, slot: usize, events: &mut Vec<Event>) {
+    /// Begins to read one fragment of a link; whether there was one, and room for it.
+    pub(super) fn post_read(&mut self, slot: usize, events: &mut Vec<Event>) -> bool {
         let Some(link) = self.links[slot].link.as_deref_mut() else {
-            return;
+            return false;
         };
         let lane = &self.lanes[link.lane];
         let queue = self.transports.queue(lane.provider);
         // A link that pulls has made the pool.
         let (Some(queue), Some(pool)) = (queue, lane.transfers.as_ref()) else {
-            return;
+            return false;
         };
-        if let Err(what) = link.stream.post_reads(queue, pool) {
-            self.end(slot, Reason::Fragment(what), events);
+        match link.stream.post_read(queue, pool) {
+            Ok(is_posted) => is_posted,
+            Err(what) => {
+                self.end(slot, Reason::Fragment(what), events);
+                false
+            }
         }
     }
 

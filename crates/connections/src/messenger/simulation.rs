@@ -120,7 +120,7 @@ impl Side {
             stream.pulls.imported(region);
         }
         if stream.has_unread() {
-            stream.post_reads(queue, &self.reads)?;
+            while stream.post_read(queue, &self.reads)? {}
         }
         stream.catch_up(queue, None);
         queue.submit();

@@ -128,32 +128,35 @@ impl Stream {
         Ok(whole)
     }
 
-    /// Begins to read fragments, as far as there is room.
-    pub fn post_reads(&mut self, queue: &mut Queue, pool: &Pool) -> Result<(), &'static str> {
-        for index in 0..self.pulls.arriving.len() {
-            let Arriving::At(location) = self.pulls.arriving[index] else {
-                continue;
-            };
-            let from = self.pulls.source()?.at(location.offset);
-            let Some(buffer) = pool.allocate(location.length) else {
-                break;
-            };
-            self.posted += 1;
-            let number = self.posted;
-            let into = &[buffer.piece(0, location.length)];
-            let request = WorkRequest::new(number, Work::Read { into, from });
-            match queue.post(self.endpoint, &request.keeping(&buffer)) {
-                Ok(()) => {
-                    self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
-                    if self.pulls.has(Defect::ReportBeforeRead) {
-                        self.pulls.has_copied();
-                    }
+    /// Begins to read one fragment; whether there was one, and room for it.
+    pub fn post_read(&mut self, queue: &mut Queue, pool: &Pool) -> Result<bool, &'static str> {
+        let mut arriving = self.pulls.arriving.iter().enumerate();
+        let next = arriving.find_map(|(index, it)| match it {
+            Arriving::At(location) => Some((index, *location)),
+            _ => None,
+        });
+        let Some((index, location)) = next else {
+            return Ok(false);
+        };
+        let from = self.pulls.source()?.at(location.offset);
+        let Some(buffer) = pool.allocate(location.length) else {
+            return Ok(false);
+        };
+        self.posted += 1;
+        let number = self.posted;
+        let into = &[buffer.piece(0, location.length)];
+        let request = WorkRequest::new(number, Work::Read { into, from });
+        match queue.post(self.endpoint, &request.keeping(&buffer)) {
+            Ok(()) => {
+                self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
+                if self.pulls.has(Defect::ReportBeforeRead) {
+                    self.pulls.has_copied();
                 }
-                Err(Refusal::Invalid(_)) => return Err(UNREADABLE),
-                Err(_) => break,
+                Ok(true)
             }
+            Err(Refusal::Invalid(_)) => Err(UNREADABLE),
+            Err(_) => Ok(false),
         }
-        Ok(())
     }
 
     /// Whether locations wait for room.
