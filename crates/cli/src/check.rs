@@ -42,7 +42,7 @@ struct Finding {
 pub struct Verdict {
     /// Findings that were repaired.
     pub repaired: usize,
-    /// Number of findings that are damage still.
+    /// Number of findings that were not repaired.
     pub remaining: usize,
 }
 

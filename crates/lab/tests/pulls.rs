@@ -20,11 +20,11 @@ const MESSAGES: usize = 40;
 /// Steps after which a run is stuck.
 const STEPS_MAX: usize = 200_000;
 
-/// One side, and what goes each way.
+/// One side, and the messages in both directions.
 struct Party {
     side: Side,
     to_send: VecDeque<Bytes>,
-    /// What arrives here, as the peer has sent it.
+    /// Messages that the peer has sent and that have not arrived, in order.
     expected: VecDeque<Bytes>,
 }
 

@@ -208,7 +208,7 @@ pub enum Operation {
     Fallocate {
         /// File that the operation applies to.
         file: FileId,
-        /// What happens to the range.
+        /// Mode of the change to the range.
         mode: Fallocate,
         /// Offset of the first byte.
         offset: u64,

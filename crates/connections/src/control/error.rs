@@ -43,7 +43,7 @@ pub enum Error {
     /// The peer could not prove that it may connect, or reports the same of this node.
     #[error("{peer} is not trusted: {reason}")]
     Stranger {
-        /// Address of the peer, or the name that it claims.
+        /// Address, process or identity of the peer, as far as it is known.
         peer: String,
         /// Why, and what to do.
         reason: String,

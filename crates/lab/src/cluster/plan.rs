@@ -216,7 +216,7 @@ pub struct Planned {
     pub at: Time,
     /// Cue that it waits for, and the delay after it.
     pub cue: Option<(Cue, Time)>,
-    /// What goes wrong.
+    /// Fault that is injected.
     pub fault: Fault,
 }
 

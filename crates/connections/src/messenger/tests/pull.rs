@@ -141,7 +141,7 @@ fn a_link_owns_all_buffers_of_its_pool() {
         }
         assert_eq!(fill(&mut pulls, class.bytes), None);
     }
-    // What the peer has read is the link's again, not anybody's.
+    // A buffer that the peer has read returns to the link, not to the pool.
     pulls.hear(About::Freed(1)).unwrap();
     assert_eq!(are_free(), [false; 2]);
     fill(&mut pulls, PULL_MIN as u32).unwrap();
