@@ -263,8 +263,9 @@ import errno, fcntl, os, sys
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 fcntl.lockf(file, fcntl.LOCK_EX, 1)
 try:
-    for at in range(1000): os.pwrite(file, bytes(65536), at * 65536)
+    for at in range(3000): os.pwrite(file, bytes(65536), at * 65536)
 except OSError as error: print(errno.errorcode[error.errno], flush=True)
+else: print('all writes were answered', flush=True)
 try: os.close(file)
 except OSError as error: print(errno.errorcode[error.errno], flush=True)
 else: print('closed', flush=True)
