@@ -319,7 +319,9 @@ impl Answered {
 
     /// The same for fsync. It is reported once.
     pub fn take_error(&mut self, file: FileId) -> Option<ErrorCode> {
-        self.files.get_mut(&file.inode)?.error.take()
+        let known = self.files.get_mut(&file.inode)?;
+        known.is_reported = false;
+        known.error.take()
     }
 
     /// Files with writes that are this old, or all if none are given. Those being sent are not among them.
@@ -543,5 +545,23 @@ mod tests {
         assert_eq!(answered.take_error(FILE), Some(ErrorCode::SessionEnded));
         answered.forget_ended(100);
         assert!(answered.files.is_empty());
+    }
+
+    #[test]
+    fn a_loss_behind_a_reported_one_is_not_reported_yet() {
+        let mut answered = Answered::default();
+        let lose = |answered: &mut Answered, number: u64, error: ErrorCode| {
+            answered.granted(FILE, owned(number, 100), 0);
+            assert!(answered.write(1, FILE, 0, b"lost", None));
+            answered.take(FILE, usize::MAX).expect("there is a write");
+            assert!(!answered.sent(FILE, Some(error)), "it is a new loss");
+        };
+        lose(&mut answered, 7, ErrorCode::NoSpace);
+        assert_eq!(answered.report_error(FILE), Some(ErrorCode::NoSpace));
+        assert_eq!(answered.take_error(FILE), Some(ErrorCode::NoSpace));
+        lose(&mut answered, 8, ErrorCode::Corrupt);
+        assert_eq!(answered.unreported(), 1);
+        answered.released(FILE);
+        assert_eq!(answered.take_error(FILE), Some(ErrorCode::Corrupt));
     }
 }
