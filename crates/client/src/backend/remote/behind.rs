@@ -37,6 +37,8 @@ const SHARED_FOR: Duration = Duration::from_secs(1);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Files that are remembered for their last write or recall, at most.
 const NOTED_MAX: usize = 4096;
+/// The log does not repeat for so long why writes were lost.
+const LOGGED_FOR: Duration = Duration::from_secs(60);
 /// Interval at which a call that waits checks whether its caller was interrupted.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
@@ -68,8 +70,8 @@ struct State {
     noted: HashMap<u64, Noted>,
     /// Counts files that were sent.
     sends: u64,
-    /// Why answered writes were lost last, and in which session, until the cluster executes some again.
-    lost: Option<(u64, ErrorCode)>,
+    /// In which sessions answered writes were lost, why, and when the log had a line about it.
+    logged: HashMap<(u64, ErrorCode), Instant>,
     is_ended: bool,
 }
 
@@ -386,7 +388,6 @@ impl Behind {
         let had_error = state.answered.sent(file, result.as_ref().err().copied());
         match result {
             Ok(ownership) => {
-                state.lost = None;
                 if let Some(ownership) = ownership {
                     state.answered.granted(file, ownership, 0);
                 }
@@ -397,10 +398,9 @@ impl Behind {
                     _ => Vec::new(),
                 };
                 let others = lost.iter().filter(|it| **it != file).count();
-                let reason = Some((taken.session, error));
-                let is_known = std::mem::replace(&mut state.lost, reason) == reason;
                 let count = others + usize::from(!had_error);
-                if count > 0 && !is_known {
+                let reason = (taken.session, error);
+                if count > 0 && state.begins_line(reason, Instant::now()) {
                     self.report_lost(state, count, error);
                 }
             }
@@ -414,7 +414,7 @@ impl Behind {
             ErrorCode::SessionEnded => ("the session with the cluster has ended".to_owned(), ""),
             _ => (
                 error.to_string(),
-                "; the log does not repeat this before the cluster takes writes",
+                "; the log does not repeat this reason within a minute",
             ),
         };
         let then = match state.is_ended {
@@ -428,6 +428,17 @@ impl Behind {
 }
 
 impl State {
+    /// Whether the log has had no line about writes lost in this session, for this reason, for a while. It has one now.
+    fn begins_line(&mut self, reason: (u64, ErrorCode), now: Instant) -> bool {
+        self.logged
+            .retain(|_, at| now.duration_since(*at) < LOGGED_FOR);
+        let is_new = !self.logged.contains_key(&reason);
+        if is_new {
+            self.logged.insert(reason, now);
+        }
+        is_new
+    }
+
     /// The writes to send now: of files that are waited for first.
     fn take(&mut self, now: u64) -> Vec<(FileId, Taken)> {
         let wanted = self.wanted.values().map(|(file, _)| *file);
@@ -452,8 +463,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, channel};
 
     use operations::{Operation, Outcome};
 
@@ -472,8 +482,8 @@ mod tests {
     struct Primary {
         is_open: Mutex<bool>,
         opened: Condvar,
-        /// It has no room for any write.
-        is_full: AtomicBool,
+        /// Why it executes no write.
+        refusal: Mutex<Option<ErrorCode>>,
         /// Bytes of answered writes that it has executed.
         executed: Mutex<usize>,
     }
@@ -503,8 +513,8 @@ mod tests {
             while !*is_open {
                 self.opened.wait(&mut is_open);
             }
-            if self.is_full.load(Ordering::Relaxed) {
-                let failed = || Outcome::failed(ErrorCode::NoSpace);
+            if let Some(error) = *self.refusal.lock() {
+                let failed = || Outcome::failed(error);
                 return writes.iter().map(|_| Ok((failed(), None))).collect();
             }
             let length = |write: &Operation| match write {
@@ -599,36 +609,90 @@ mod tests {
         assert_eq!(behind.join(), 0);
     }
 
+    /// A mount with a primary, and the lines of its log.
+    struct Log {
+        requests: Arc<Primary>,
+        behind: Arc<Behind>,
+        lines: Receiver<String>,
+    }
+
+    impl Log {
+        fn new() -> Log {
+            let requests = Arc::<Primary>::default();
+            let (report, lines) = channel();
+            let report = Mutex::new(report);
+            let line = move |line: &str| report.lock().send(line.to_owned()).expect("a receiver");
+            let behind = start(&requests, Box::new(line));
+            Log {
+                requests,
+                behind,
+                lines,
+            }
+        }
+
+        /// Sends writes to a file, which the primary refuses for this reason. Returns the new lines.
+        fn send(&self, inode: u64, writes: usize, refusal: Option<ErrorCode>) -> Vec<String> {
+            let file = FileId { inode, ..FILE };
+            grant(&self.behind, file);
+            *self.requests.refusal.lock() = refusal;
+            (0..writes).for_each(|number| write_to(&self.behind, file, number));
+            self.requests.open();
+            self.behind.send(file).expect("the primary answers");
+            self.lines.try_iter().collect()
+        }
+
+        fn end(self) {
+            self.behind.end();
+            self.behind.join();
+        }
+    }
+
     #[test]
-    fn the_log_has_one_line_while_the_cluster_has_no_room() {
+    fn the_log_has_one_line_a_minute_for_each_reason() {
         const BATCHES: usize = 3;
-        let requests = Arc::<Primary>::default();
-        let (report, reported) = channel();
-        let report = Mutex::new(report);
-        let behind = start(
-            &requests,
-            Box::new(move |line| report.lock().send(line.to_owned()).expect("a receiver")),
-        );
-        let files: Vec<FileId> = (1..=4).map(|inode| FileId { inode, ..FILE }).collect();
-        let send = |file: FileId, writes: usize, is_full: bool| {
-            grant(&behind, file);
-            (0..writes).for_each(|number| write_to(&behind, file, number));
-            requests.is_full.store(is_full, Ordering::Relaxed);
-            requests.open();
-            behind.send(file).expect("the primary answers");
-            let lines: Vec<String> = reported.try_iter().collect();
-            let synced = behind.sync(file);
-            assert_eq!(synced.is_err(), is_full, "each file has its own error");
-            lines
-        };
-        let lines = send(files[0], BATCHES * SENT_AT_ONCE / WRITE_MAX, true);
+        const FULL: Option<ErrorCode> = Some(ErrorCode::NoSpace);
+        let log = Log::new();
+        let lines = log.send(1, BATCHES * SENT_AT_ONCE / WRITE_MAX, FULL);
         let start = "writes to 1 file(s) that were answered early are lost: ";
         assert!(lines.len() == 1 && lines[0].starts_with(start), "{lines:?}");
-        assert!(send(files[1], 1, true).is_empty(), "the same reason");
-        assert!(send(files[2], 1, false).is_empty(), "there is room again");
-        assert_eq!(send(files[3], 1, true).len(), 1);
-        behind.end();
-        assert_eq!(behind.join(), 0);
+        for inode in 2..6 {
+            assert!(log.send(inode, 1, FULL).is_empty(), "the same reason");
+            let file = FileId { inode, ..FILE };
+            assert!(log.behind.sync(file).is_err(), "each file has its error");
+            // Overwrites need no room.
+            assert!(log.send(6, 1, None).is_empty());
+        }
+        assert_eq!(log.send(7, 1, Some(ErrorCode::Corrupt)).len(), 1);
+        assert!(log.send(8, 1, FULL).is_empty(), "still the same minute");
+        let mut state = log.behind.state.lock();
+        let reason = (3, ErrorCode::NoSpace);
+        let minute = Instant::now() + LOGGED_FOR;
+        assert!(state.begins_line(reason, minute) && !state.begins_line(reason, minute));
+        drop(state);
+        log.end();
+    }
+
+    #[test]
+    fn a_reason_without_a_line_is_not_known() {
+        let log = Log::new();
+        // The second batch of a file is refused for another reason: the file has a line already.
+        let file = FileId { inode: 1, ..FILE };
+        assert_eq!(log.send(1, 1, Some(ErrorCode::NoSpace)).len(), 1);
+        let mut state = log.behind.state.lock();
+        let taken = Taken {
+            session: 3,
+            writes: Vec::new(),
+        };
+        log.behind
+            .note_sent(&mut state, file, &taken, Err(ErrorCode::Corrupt));
+        drop(state);
+        assert_eq!(log.lines.try_iter().count(), 0);
+        assert_eq!(
+            log.send(2, 1, Some(ErrorCode::Corrupt)).len(),
+            1,
+            "its first line"
+        );
+        log.end();
     }
 
     #[test]
