@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use client::{Cause, FileSystem, Geometry};
@@ -56,20 +57,36 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
                 return Err(Failure::Usage(sentence.into()));
             };
             let geometry = geometry(arguments, size)?;
+            let mut place = pool.clone();
             if let Some(old) = there {
                 geometry
                     .check(size)
                     .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
-                remove_old(pool, old, size)?;
+                place = place_of(pool)?;
+                remove_old(&place, old, size)?;
             }
-            let interrupted = remove_when_interrupted(pool)?;
-            let format = || FileSystem::format_pool(pool, size, Some(geometry));
+            let interrupted = remove_when_interrupted(&place)?;
+            let format = || FileSystem::format_pool(&place, size, Some(geometry));
             let made = while_working(format!("making {}", pool.display()), format);
             interrupted.close();
             made.map_err(|error| not_made(pool, error))?;
         }
     }
     describe(pool, out)
+}
+
+/// The file to replace: the one that a symbolic link leads to. Other hard links would keep the old pool.
+fn place_of(pool: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error| Failure::host("examine", pool, &error);
+    let place = fs::canonicalize(pool).map_err(failed)?;
+    let names = fs::metadata(&place).map_err(failed)?.nlink();
+    if names > 1 {
+        return Err(Failure::Failed(format!(
+            "{} has {names} names (hard links), and the others would keep the old pool; remove them first or choose another path",
+            pool.display()
+        )));
+    }
+    Ok(place)
 }
 
 /// Removes a pool once it is certain that there is room for its successor: the old file has been given that size.

@@ -6,7 +6,7 @@ mod mounted;
 mod nodes;
 mod transport;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -230,4 +230,26 @@ fn a_cluster_without_room_stays_as_it_is() {
         .tako(&["grow", "tako:///c", "--size", "32M"])
         .ended(0);
     cluster.wait("it has grown", |status| total(status) > before);
+}
+
+#[test]
+fn mkfs_replaces_the_pool_behind_a_symbolic_link_and_refuses_hard_links() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("pool", "8M");
+    let link = scratch.path("link");
+    symlink("pool", &link).unwrap();
+    tako(&["mkfs", &link, "--size", "16M", "--force"]).ended(0);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::metadata(&pool).unwrap().len(), 16 << 20);
+    tako(&["check", &pool]).ended(0);
+
+    let other = scratch.path("other");
+    fs::hard_link(&pool, &other).unwrap();
+    for name in [&pool, &other, &link] {
+        let refused = tako(&["mkfs", name, "--size", "24M", "--force"]).ended(1);
+        assert!(refused.contains("2 names"), "{refused}");
+        assert_eq!(fs::metadata(&pool).unwrap().len(), 16 << 20);
+    }
+    fs::remove_file(&other).unwrap();
+    tako(&["mkfs", &pool, "--size", "24M", "--force"]).ended(0);
 }
