@@ -343,7 +343,7 @@ impl Messenger {
 
     /// The peer of a link, as the control connection has authenticated it.
     pub fn peer(&self, link: LinkId) -> Option<&PeerIdentity> {
-        self.find(link).map(|link| link.session.peer())
+        self.find(link).map(|link| link.session.identity())
     }
 
     /// The transport of a link, and why no faster one.

@@ -182,7 +182,10 @@ fn between_processes(test: &str, provider: Provider) {
     let local = local(&directory.join("a"), &transports);
     let mut session = dial(&address, Some("b"), &local, &mut transports.queues()).unwrap();
     assert_eq!(session.choice().provider, provider);
-    assert_eq!(session.peer().process.is_some(), provider == Provider::Shm);
+    assert_eq!(
+        session.identity().process.is_some(),
+        provider == Provider::Shm
+    );
     let own = memory(&transports, &session);
     let queue = transports.queue(session.choice().provider).unwrap();
     let note = session.receive(queue, LONG).unwrap();

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use connections::messenger::simulation::{Defect, PULL_MIN, Side};
+use connections::messenger::simulation::{PULL_MIN, PullDefect, Side};
 use fabric::{Error, Role};
 use fabric_simulation::simulated::{Network, NetworkOptions};
 use operations::Bytes;
@@ -68,7 +68,7 @@ fn messages(random: &mut Random) -> VecDeque<Bytes> {
     (0..MESSAGES).map(&mut one).collect()
 }
 
-fn join(seed: u64, reads: u32, defect: Option<Defect>) -> Result<[Side; 2], Error> {
+fn join(seed: u64, reads: u32, defect: Option<PullDefect>) -> Result<[Side; 2], Error> {
     let network = Network::new(seed, NetworkOptions::default());
     let (near, of_near) = Side::new(network.device(), reads)?;
     let (far, of_far) = Side::new(network.device(), reads)?;
@@ -81,7 +81,7 @@ fn join(seed: u64, reads: u32, defect: Option<Defect>) -> Result<[Side; 2], Erro
 }
 
 /// Runs a schedule. Returns the number of fragments that were pulled, or what is wrong.
-fn run(seed: u64, defect: Option<Defect>) -> Result<u64, String> {
+fn run(seed: u64, defect: Option<PullDefect>) -> Result<u64, String> {
     let mut random = Random::new(seed);
     let reads = 1 + random.below(4) as u32;
     let sides = join(seed, reads, defect).map_err(|error| error.to_string())?;
@@ -120,7 +120,7 @@ fn messages_arrive_whole_and_in_order_on_any_schedule() {
 
 #[test]
 fn each_broken_rule_of_pulls_is_found() {
-    for defect in Defect::ALL {
+    for defect in PullDefect::ALL {
         let mut seeds = 0..SEEDS_PER_DEFECT;
         let found = seeds.find_map(|seed| Some((seed, run(seed, Some(defect)).err()?)));
         match found {

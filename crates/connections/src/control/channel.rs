@@ -55,7 +55,7 @@ impl From<Malformed> for Trouble {
 
 /// One control connection, over a Unix socket or TLS.
 pub struct Channel {
-    stream: Stream,
+    socket: Socket,
     /// Received and unprocessed bytes: less than a frame, and the piece after it.
     incoming: Vec<u8>,
     /// Descriptors that have come, for the frames they belong to.
@@ -64,7 +64,7 @@ pub struct Channel {
     outgoing: VecDeque<Outgoing>,
 }
 
-enum Stream {
+enum Socket {
     Unix(UnixStream),
     Tls(TcpStream, Box<Connection>),
 }
@@ -80,7 +80,7 @@ impl Channel {
     /// Over a connected Unix socket.
     pub fn unix(socket: UnixStream) -> io::Result<Channel> {
         socket.set_nonblocking(true)?;
-        Ok(Channel::over(Stream::Unix(socket)))
+        Ok(Channel::over(Socket::Unix(socket)))
     }
 
     /// Over a TCP connection that this side made to a node of a cluster.
@@ -104,12 +104,12 @@ impl Channel {
         connection.set_buffer_limit(None);
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        Ok(Channel::over(Stream::Tls(socket, Box::new(connection))))
+        Ok(Channel::over(Socket::Tls(socket, Box::new(connection))))
     }
 
-    fn over(stream: Stream) -> Channel {
+    fn over(socket: Socket) -> Channel {
         Channel {
-            stream,
+            socket,
             incoming: Vec::new(),
             descriptors: VecDeque::new(),
             outgoing: VecDeque::new(),
@@ -127,25 +127,25 @@ impl Channel {
     }
 
     fn is_authenticating(&self) -> bool {
-        match &self.stream {
-            Stream::Unix(_) => false,
-            Stream::Tls(_, connection) => connection.is_handshaking(),
+        match &self.socket {
+            Socket::Unix(_) => false,
+            Socket::Tls(_, connection) => connection.is_handshaking(),
         }
     }
 
     /// Certificate by which the peer was authenticated.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        match &self.stream {
-            Stream::Unix(_) => None,
-            Stream::Tls(_, connection) => connection.peer_certificates()?.first(),
+        match &self.socket {
+            Socket::Unix(_) => None,
+            Socket::Tls(_, connection) => connection.peer_certificates()?.first(),
         }
     }
 
     /// Events to wait for before something can continue.
     pub fn interest(&self) -> PollFlags {
-        let wants_write = match &self.stream {
-            Stream::Unix(_) => !self.outgoing.is_empty(),
-            Stream::Tls(_, connection) => connection.wants_write(),
+        let wants_write = match &self.socket {
+            Socket::Unix(_) => !self.outgoing.is_empty(),
+            Socket::Tls(_, connection) => connection.wants_write(),
         };
         match wants_write {
             true => PollFlags::IN | PollFlags::OUT,
@@ -157,13 +157,13 @@ impl Channel {
     /// descriptors.
     pub fn send(&mut self, message: &Message, descriptors: Vec<OwnedFd>) -> Result<(), Trouble> {
         let frame = message.encode(descriptors.len());
-        match &mut self.stream {
-            Stream::Unix(_) => self.outgoing.push_back(Outgoing {
+        match &mut self.socket {
+            Socket::Unix(_) => self.outgoing.push_back(Outgoing {
                 frame,
                 sent: 0,
                 descriptors,
             }),
-            Stream::Tls(_, connection) => {
+            Socket::Tls(_, connection) => {
                 debug_assert!(descriptors.is_empty(), "descriptors over a network");
                 // It is kept there, however long.
                 connection.writer().write_all(&frame)?;
@@ -175,8 +175,8 @@ impl Channel {
 
     /// Sends the rest, and returns whether everything is sent.
     pub fn flush(&mut self) -> Result<bool, Trouble> {
-        match &mut self.stream {
-            Stream::Unix(socket) => {
+        match &mut self.socket {
+            Socket::Unix(socket) => {
                 while let Some(first) = self.outgoing.front_mut() {
                     match send_unix(socket.as_fd(), first) {
                         Ok(()) if first.sent == first.frame.len() => {
@@ -187,7 +187,7 @@ impl Channel {
                     }
                 }
             }
-            Stream::Tls(socket, connection) => {
+            Socket::Tls(socket, connection) => {
                 while connection.wants_write() {
                     if let Err(error) = connection.write_tls(socket) {
                         return waits(error);
@@ -234,11 +234,11 @@ impl Channel {
     fn fill(&mut self) -> Result<bool, Trouble> {
         debug_assert!(self.incoming.len() < FRAME_BYTES);
         let mut piece = [0; PIECE_BYTES];
-        let count = match &mut self.stream {
-            Stream::Unix(socket) => {
+        let count = match &mut self.socket {
+            Socket::Unix(socket) => {
                 receive_unix(socket.as_fd(), &mut piece, &mut self.descriptors)?
             }
-            Stream::Tls(socket, connection) => receive_tls(socket, connection, &mut piece)?,
+            Socket::Tls(socket, connection) => receive_tls(socket, connection, &mut piece)?,
         };
         let Some(count) = count else {
             return Ok(false);
@@ -249,7 +249,7 @@ impl Channel {
 
     /// Sends the end of the stream.
     pub fn end(&mut self) {
-        if let Stream::Tls(_, connection) = &mut self.stream {
+        if let Socket::Tls(_, connection) = &mut self.socket {
             connection.send_close_notify();
         }
         // The peer may be gone already, which is as good.
@@ -260,18 +260,18 @@ impl Channel {
 /// Without data in flight, which contains secrets: this may be printed in a log.
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.stream {
-            Stream::Unix(_) => "Channel(Unix)",
-            Stream::Tls(..) => "Channel(TLS)",
+        f.write_str(match &self.socket {
+            Socket::Unix(_) => "Channel(Unix)",
+            Socket::Tls(..) => "Channel(TLS)",
         })
     }
 }
 
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.stream {
-            Stream::Unix(socket) => socket.as_fd(),
-            Stream::Tls(socket, _) => socket.as_fd(),
+        match &self.socket {
+            Socket::Unix(socket) => socket.as_fd(),
+            Socket::Tls(socket, _) => socket.as_fd(),
         }
     }
 }

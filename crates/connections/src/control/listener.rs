@@ -554,7 +554,7 @@ pub(super) fn unknown_process(peer: &str) -> Error {
 
 impl Caller {
     /// Returns the authenticated identity of the peer.
-    pub fn peer(&self) -> &PeerIdentity {
+    pub fn identity(&self) -> &PeerIdentity {
         &self.identity
     }
 

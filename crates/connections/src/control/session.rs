@@ -89,7 +89,7 @@ impl PeerSession {
     }
 
     /// Identity of the peer.
-    pub fn peer(&self) -> &PeerIdentity {
+    pub fn identity(&self) -> &PeerIdentity {
         &self.identity
     }
 

@@ -65,7 +65,7 @@ impl Messenger {
         if longest.is_some_and(|(longest, _)| longest >= PEER_MESSAGE_MIN) {
             return Ok(self.adopt(session));
         }
-        let peer = session.peer().to_string();
+        let peer = session.identity().to_string();
         if let Some(queue) = self.transports.queue(provider) {
             session.close(queue);
         }

@@ -152,7 +152,7 @@ fn give_back(own: &mut Option<[Taken; CLASSES.len()]>, buffer: Buffer) {
 
 /// A rule of pulls that a test breaks on purpose, to see that the simulation notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Defect {
+pub enum PullDefect {
     /// A fragment is reported as copied when its read is posted.
     ReportBeforeRead,
     /// A fragment is taken out of the buffer of its read, though only an earlier read has completed.
@@ -164,13 +164,13 @@ pub enum Defect {
 }
 
 #[cfg(feature = "defects")]
-impl Defect {
+impl PullDefect {
     /// All rules of pulls that tests break.
-    pub const ALL: [Defect; 4] = [
-        Defect::ReportBeforeRead,
-        Defect::TakeBeforeRead,
-        Defect::OvertakeRead,
-        Defect::ReuseUnreported,
+    pub const ALL: [PullDefect; 4] = [
+        PullDefect::ReportBeforeRead,
+        PullDefect::TakeBeforeRead,
+        PullDefect::OvertakeRead,
+        PullDefect::ReuseUnreported,
     ];
 }
 
@@ -205,12 +205,12 @@ pub struct Pulls {
     pub copied_in_all: u64,
     /// The rule that is broken.
     #[cfg(feature = "defects")]
-    pub broken: Option<Defect>,
+    pub broken: Option<PullDefect>,
 }
 
 impl Pulls {
     /// Whether this rule is broken. Without the feature `defects` none can be.
-    pub fn has(&self, defect: Defect) -> bool {
+    pub fn has(&self, defect: PullDefect) -> bool {
         #[cfg(feature = "defects")]
         return self.broken == Some(defect);
         #[cfg(not(feature = "defects"))]
@@ -302,7 +302,7 @@ impl Pulls {
         let holds = |buffer: &&Buffer| buffer.capacity() as usize >= length;
         let oldest = self.lent.iter().find(holds);
         oldest
-            .filter(|_| self.has(Defect::ReuseUnreported))
+            .filter(|_| self.has(PullDefect::ReuseUnreported))
             .cloned()
     }
 

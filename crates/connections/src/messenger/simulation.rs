@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::pull::{CLASSES, LONGEST};
-pub use super::pull::{Defect, PULL_MIN};
+pub use super::pull::{PULL_MIN, PullDefect};
 use super::stream::Stream;
 use fabric::buffers::Class;
 use fabric::{
@@ -51,7 +51,7 @@ impl Side {
     }
 
     /// Breaks a rule of pulls.
-    pub fn with_defect(mut self, defect: Option<Defect>) -> Side {
+    pub fn with_defect(mut self, defect: Option<PullDefect>) -> Side {
         self.stream.pulls.broken = defect;
         self
     }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::Reason;
 use super::fragment::{Incoming, head};
-use super::pull::{About, Arriving, BUFFERS, Defect, LOCATION, Location, Pulls};
+use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, PullDefect, Pulls};
 use fabric::{EndpointId, Failure, Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 /// Why a location ends a link.
@@ -79,7 +79,7 @@ impl Stream {
     /// Takes a message of the transport; returns the message of the peer that it completes.
     pub fn take(&mut self, queue: &mut Queue, message: Message) -> Result<Option<Vec<u8>>, Reason> {
         match About::of(&message)? {
-            None if self.pulls.arriving.is_empty() || self.pulls.has(Defect::OvertakeRead) => {
+            None if self.pulls.arriving.is_empty() || self.pulls.has(PullDefect::OvertakeRead) => {
                 Ok(self.incoming.take(&message)?)
             }
             None => {
@@ -149,7 +149,7 @@ impl Stream {
         match queue.post(self.endpoint, &request.keeping(&buffer)) {
             Ok(()) => {
                 self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
-                if self.pulls.has(Defect::ReportBeforeRead) {
+                if self.pulls.has(PullDefect::ReportBeforeRead) {
                     self.pulls.has_copied();
                 }
                 Ok(true)
@@ -173,9 +173,9 @@ impl Stream {
             let taken = match self.pulls.arriving.pop_front() {
                 Some(Arriving::InMessage(message)) => self.incoming.take(&message)?,
                 Some(Arriving::Read(number, location, buffer))
-                    if number <= ended || self.pulls.has(Defect::TakeBeforeRead) =>
+                    if number <= ended || self.pulls.has(PullDefect::TakeBeforeRead) =>
                 {
-                    if !self.pulls.has(Defect::ReportBeforeRead) {
+                    if !self.pulls.has(PullDefect::ReportBeforeRead) {
                         self.pulls.has_copied();
                     }
                     let length = location.length;

@@ -117,7 +117,7 @@ impl Guest {
         assert_eq!(session.choice().provider, Provider::Verbs);
         let (memory, queue) = (self.memory.clone(), self.queue());
         // The listener waits until the other side is ready.
-        if session.peer().node == NAMES[0] {
+        if session.identity().node == NAMES[0] {
             session.export(queue, 1, &memory).unwrap();
         }
         loop {
@@ -204,7 +204,7 @@ fn lead(cases: &mut Cases, name: &str) {
         meet(&mut node, &mut listener),
         meet(&mut node, &mut listener),
     ];
-    peers.sort_by_key(|peer| peer.session.peer().node.clone());
+    peers.sort_by_key(|peer| peer.session.identity().node.clone());
     cases.run("fabric: reads, writes and atomics between guests", || {
         one_sided(&mut node, &peers[0], 1);
         one_sided(&mut node, &peers[1], 2);
@@ -222,7 +222,7 @@ fn lead(cases: &mut Cases, name: &str) {
         node.lose(&second, "a cut link");
         messages(&mut node, &third);
         second = meet(&mut node, &mut listener);
-        assert_eq!(second.session.peer().node, NAMES[1]);
+        assert_eq!(second.session.identity().node, NAMES[1]);
         one_sided(&mut node, &second, 3);
     });
     cases.run("fabric: a guest that is killed", || {
@@ -247,7 +247,7 @@ fn meet(node: &mut Guest, listener: &mut Listener) -> Joined {
     let caller = listener.accept(LONG).unwrap().expect("a caller");
     let session = caller.establish(&mut node.transports.queues()).unwrap();
     is_expected(session.choice(), NAMES[0]);
-    println!("figure {}: {}", session.peer(), session.choice());
+    println!("figure {}: {}", session.identity(), session.choice());
     node.exchange(session)
 }
 

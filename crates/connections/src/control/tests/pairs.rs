@@ -104,11 +104,11 @@ fn by_a_unix_socket_memory_is_passed() {
     assert_eq!(pair.far.choice(), pair.near.choice());
     let process = std::process::id();
     assert_eq!(
-        pair.near.peer().to_string(),
+        pair.near.identity().to_string(),
         format!("b (process {process})")
     );
     assert_eq!(
-        pair.far.peer().to_string(),
+        pair.far.identity().to_string(),
         format!("a (process {process})")
     );
     pair.use_up(&a);
@@ -200,10 +200,10 @@ fn over_a_network_certificates_prove_names() {
     );
     assert_eq!(pair.far.choice(), pair.near.choice());
     assert_eq!(
-        (&*pair.near.peer().node, &*pair.far.peer().node),
+        (&*pair.near.identity().node, &*pair.far.identity().node),
         ("b", "a")
     );
-    assert!(pair.far.peer().address.unwrap().ip().is_loopback());
+    assert!(pair.far.identity().address.unwrap().ip().is_loopback());
     pair.use_up(&a);
     let seen = b.tcp.seen.lock().unwrap();
     let established = &seen.established[0];
@@ -217,7 +217,7 @@ fn on_the_same_host_a_unix_socket_takes_the_place_of_the_network() {
     let [a, b] = scratch.keys("keys").map(TestProcess::new);
     let pair = join(&b, &[scratch.socket(), loopback()], &a, true);
     assert_eq!(pair.near.choice().to_string(), "shm");
-    assert!(pair.near.peer().process.is_some());
+    assert!(pair.near.identity().process.is_some());
     pair.use_up(&a);
 }
 
@@ -400,7 +400,7 @@ fn two_processes() {
         let mut session = establish(caller, &mut queues).unwrap();
         assert_eq!(session.choice().provider, expected);
         let process = (expected == Provider::Shm).then_some(child.id());
-        assert_eq!(session.peer().process, process);
+        assert_eq!(session.identity().process, process);
         let queue = queue_of_session(&mut queues, &session);
         assert_eq!(session.receive(queue, LONG).unwrap(), Some(Note::Ready));
         let note = session.receive(queue, LONG).unwrap();
