@@ -16,6 +16,7 @@ use store::{
 };
 
 use crate::Cause;
+use crate::requests::LandingMemory;
 pub(crate) use embedded::{Embedded, EmbeddedInode};
 pub(crate) use remote::{Remote, RemoteInode, Waiting};
 
@@ -111,16 +112,16 @@ impl Backend {
     }
 
     /// Reads `length` bytes at `offset` to the same offset of the memory. Returns how many are there, and whether this process has copied
-    /// them; `None` if they have to be read otherwise. After an error they may land later.
+    /// them; `None` if they have to be read otherwise. After an error they may land later if the memory [is unsettled](LandingMemory).
     pub(crate) fn land(
         &self,
         inode: &Inode,
         (offset, length): (u64, usize),
-        target: &ReadTarget,
+        memory: &LandingMemory,
     ) -> Result<Option<(usize, bool)>> {
         match (self, inode) {
             (Backend::Remote(backend), Inode::Remote(inode)) => {
-                backend.land(inode, (offset, length), target)
+                backend.land(inode, (offset, length), memory)
             }
             _ => Ok(None),
         }

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use store::{Attributes, Fallocate, FileExtent, SetAttributes, WriteAt, Written};
 
 use crate::backend::{Backend, Inode};
+use crate::requests::LandingMemory;
 use crate::{Cause, Error, Map, OpenFlags};
 
 /// An open file: it keeps its inode alive, and gives it back when dropped.
@@ -101,9 +102,9 @@ impl File {
     pub(crate) fn land(
         &self,
         range: (u64, usize),
-        target: &ReadTarget,
+        memory: &LandingMemory,
     ) -> Result<Option<(usize, bool)>, Cause> {
-        self.backend.land(&self.inode, range, target)
+        self.backend.land(&self.inode, range, memory)
     }
 
     /// Reads without setting the access time.

@@ -1,13 +1,13 @@
 //! A mapped file.
 
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use connections::messenger::ReadTarget;
 use operations::ErrorCode;
 use pmem::{DemandPages, Fill};
 use store::FileKind;
 
+use crate::requests::LandingMemory;
 use crate::{Cause, Error, File, Interrupt, RequestError};
 
 /// Bytes of a page.
@@ -54,9 +54,7 @@ struct Source {
     file: File,
     interrupt: Interrupt,
     /// Memory of the pages, if they are received there.
-    target: Option<ReadTarget>,
-    /// A read into it has no known end.
-    is_unsettled: AtomicBool,
+    memory: Option<LandingMemory>,
     copied: AtomicU64,
 }
 
@@ -71,8 +69,7 @@ impl Map {
         let source = Source {
             file,
             interrupt: interrupt.clone(),
-            target: target.clone(),
-            is_unsettled: AtomicBool::new(false),
+            memory: target.clone().map(LandingMemory::new),
             copied: AtomicU64::new(0),
         };
         let length = attributes.size;
@@ -147,26 +144,22 @@ impl Fill for Source {
     }
 
     fn land(&self, offset: u64, length: usize) -> Result<bool, Cause> {
-        let Some(target) = &self.target else {
+        let Some(memory) = &self.memory else {
             return Ok(false);
         };
-        if self.is_unsettled.load(Ordering::Relaxed) {
+        if memory.is_unsettled() {
             let reason = "an earlier read of the mapped file has not ended; map the file again";
             return Err(RequestError::Unreachable(reason.to_owned()).into());
         }
-        let read = || self.file.land((offset, length), target);
-        let landed = self.interrupt.scope(read);
-        if landed.is_err() {
-            self.is_unsettled.store(true, Ordering::Relaxed);
-        }
-        let Some((count, is_copied)) = landed? else {
+        let read = || self.file.land((offset, length), memory);
+        let Some((count, is_copied)) = self.interrupt.scope(read)? else {
             return Ok(false);
         };
         if is_copied {
             self.copied.fetch_add(count as u64, Ordering::Relaxed);
         }
         // The file may have become shorter.
-        let (region, start) = target.range();
+        let (region, start) = memory.target().range();
         region.write(start + offset + count as u64, &vec![0; length - count]);
         Ok(true)
     }

@@ -117,6 +117,35 @@ pub trait Requests: Send + Sync {
     fn end(&self);
 }
 
+/// Memory that reads of one file land in.
+pub(crate) struct LandingMemory {
+    target: ReadTarget,
+    is_unsettled: AtomicBool,
+}
+
+impl LandingMemory {
+    pub(crate) fn new(target: ReadTarget) -> LandingMemory {
+        LandingMemory {
+            target,
+            is_unsettled: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn target(&self) -> &ReadTarget {
+        &self.target
+    }
+
+    /// Whether data of a read that has failed may still land.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.is_unsettled.load(Ordering::Relaxed)
+    }
+
+    /// The end of a read is not known.
+    pub(crate) fn unsettle(&self) {
+        self.is_unsettled.store(true, Ordering::Relaxed);
+    }
+}
+
 /// An operation that was requested. If it is dropped, it is executed nevertheless.
 pub struct Started(Box<dyn FnOnce() -> Result<Outcome, RequestError> + Send>);
 

@@ -70,6 +70,15 @@ impl PartialEq for ReadTarget {
 impl Eq for ReadTarget {}
 
 impl ReadTarget {
+    /// Memory of a transport, and the region that it is a part of, registered.
+    pub fn new(provider: Provider, registration: Registration, memory: ReadMemory) -> ReadTarget {
+        ReadTarget(Arc::new(Target {
+            provider,
+            registration,
+            memory,
+        }))
+    }
+
     /// Transport that it is memory of. Transfers over links of others do not reach it.
     pub fn provider(&self) -> Provider {
         self.0.provider
@@ -190,11 +199,11 @@ impl Messenger {
                 let registered = device.register(&memory.region, Access::LOCAL);
                 lane.targets = registered.ok();
             }
-            Some(ReadTarget(Arc::new(Target {
-                provider: lane.provider,
-                registration: lane.targets.clone()?,
+            Some(ReadTarget::new(
+                lane.provider,
+                lane.targets.clone()?,
                 memory,
-            })))
+            ))
         })
     }
 

@@ -215,6 +215,8 @@ impl Client {
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);
         self.active.near = active.near;
+        // Their ends are perhaps not delivered yet.
+        self.active.landed = active.landed;
         for ticket in active.runs.into_keys() {
             self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }

@@ -467,6 +467,27 @@ fn data_lands_at_the_first_try_only_and_if_its_checksums_are_right() {
 }
 
 #[test]
+fn landed_data_is_known_after_the_end_of_the_session() {
+    let mut client = leased();
+    let read = Operation::Read {
+        file: FileId::default(),
+        offset: 0,
+        length: BLOCK as u32,
+        note_read: false,
+    };
+    let ticket = client.submit_landing(40, read, Acknowledge::Primary);
+    let wr_id = transfers(&mut client)[0].wr_id;
+    let right = pmem::checksum::crc32c(&[1; BLOCK]);
+    client.handle_transfer(40, wr_id, TransferOutcome::Landed(vec![right]));
+    // Its end is not delivered yet.
+    hear_at(&mut client, 50, 0, Body::Expired);
+    assert!(matches!(client.session, SessionState::None), "it has ended");
+    let ended = outcome(&mut client, ticket).expect("it has landed");
+    assert_eq!((ended.error, ended.count), (None, BLOCK as u64));
+    assert!(client.has_landed(ticket));
+}
+
+#[test]
 fn under_a_lease_a_near_replica_is_read_and_the_primary_is_not_asked() {
     let mut client = leased();
     let (data, version) = ((1, BLOCK as u64), (0, 8));

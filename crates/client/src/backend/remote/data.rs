@@ -11,6 +11,7 @@ use operations::{
 use super::super::Result;
 use super::{Remote, RemoteInode, invalid};
 use crate::Cause;
+use crate::requests::LandingMemory;
 
 /// Every pool takes so many bytes as one change: its ring is no shorter.
 const WRITE_MAX_LEAST: usize = 64 << 10;
@@ -68,7 +69,7 @@ impl Remote {
         &self,
         inode: &RemoteInode,
         (offset, length): (u64, usize),
-        target: &ReadTarget,
+        memory: &LandingMemory,
     ) -> Result<Option<(usize, bool)>> {
         if let Some(behind) = self.0.behind.get()
             && behind.read(inode.file, offset, length)?.is_some()
@@ -82,18 +83,22 @@ impl Remote {
             note_read: false,
         };
         let work = self.0.cache.begin(&operation);
+        let target = memory.target();
         let landed = self
             .0
             .requests
             .call_landing(operation, (target.clone(), offset));
         self.0.cache.end(work, None, None);
-        let (outcome, has_landed) = landed?;
+        let (outcome, has_landed) = landed.inspect_err(|_| memory.unsettle())?;
         let outcome = outcome.into_result()?;
         if has_landed {
             let count = usize::try_from(outcome.count).unwrap_or(usize::MAX);
             return Ok(Some((count.min(length), false)));
         }
-        let data = outcome.data();
+        // Without it, the memory would count as empty.
+        let Details::Data(data) = &outcome.details else {
+            return Err(invalid("the data of a read is missing"));
+        };
         if data.len() > length {
             return Err(invalid("a read returned more than was asked for"));
         }
@@ -380,3 +385,6 @@ impl Remote {
         self.0.behind.get().map_or(Ok(()), |it| it.sync(inode.file))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Reads of mapped files that land in the pages, or do not.
+
+use std::result::Result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use fabric::{Access, Provider, ReadMemory, Table};
+use operations::{Attributes, FileId, FileKind};
+use pmem::Region;
+use protocol::client::Recalled;
+
+use super::super::attributes_of;
+use super::*;
+use crate::backend::{Backend, Inode};
+use crate::leases::{RecallListener, Renewable};
+use crate::{File, HoldsSource, Map, OpenFlags, RequestError, Requests};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 64;
+/// Stands for no damaged page.
+const NONE: u64 = u64::MAX;
+
+/// A cluster with one file: each page contains its number.
+struct Cluster {
+    /// This page cannot be read.
+    damaged: AtomicU64,
+    /// Outcomes come without data, and nothing has landed.
+    is_without_data: AtomicBool,
+    is_unreachable: AtomicBool,
+    target: ReadTarget,
+}
+
+impl Cluster {
+    fn new() -> Arc<Cluster> {
+        let region = Region::memory(PAGES * PAGE, false).unwrap();
+        let table = Table::default();
+        let registered = table.insert(&region, 0..PAGES * PAGE, Access::LOCAL);
+        let memory = ReadMemory {
+            region,
+            start: 0,
+            is_exact: true,
+            owner: Arc::new(()),
+        };
+        Arc::new(Cluster {
+            damaged: NONE.into(),
+            is_without_data: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
+            target: ReadTarget::new(Provider::Ethernet, registered.unwrap(), memory),
+        })
+    }
+}
+
+fn number(page: u64) -> u8 {
+    page as u8 + 1
+}
+
+impl Requests for Cluster {
+    fn call(&self, operation: Operation, _: Acknowledge) -> Result<Outcome, RequestError> {
+        match operation {
+            Operation::Attributes { file } => Ok(Outcome {
+                file,
+                attributes: Some(Attributes {
+                    size: PAGES * PAGE,
+                    version: 1,
+                    ..attributes_of(file.inode, file.generation, FileKind::Regular)
+                }),
+                ..Outcome::done()
+            }),
+            Operation::Release { .. } => Ok(Outcome::done()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read_target(&self, _: u64) -> Option<ReadTarget> {
+        Some(self.target.clone())
+    }
+
+    fn call_landing(
+        &self,
+        operation: Operation,
+        (target, at): (ReadTarget, u64),
+    ) -> Result<(Outcome, bool), RequestError> {
+        let Operation::Read { offset, length, .. } = operation else {
+            panic!("{operation:?}");
+        };
+        assert_eq!(offset, at);
+        if self.is_unreachable.load(Ordering::Relaxed) {
+            return Err(RequestError::Unreachable("no answer".to_owned()));
+        }
+        let count = u64::from(length);
+        let landed = Outcome {
+            count,
+            ..Outcome::done()
+        };
+        if self.is_without_data.load(Ordering::Relaxed) {
+            return Ok((landed, false));
+        }
+        let damaged = self.damaged.load(Ordering::Relaxed);
+        if (offset / PAGE..(offset + count).div_ceil(PAGE)).contains(&damaged) {
+            return Ok((Outcome::failed(ErrorCode::Corrupt), false));
+        }
+        let (region, start) = target.range();
+        for at in (offset..offset + count).step_by(PAGE as usize) {
+            region.write(start + at, &[number(at / PAGE); PAGE as usize]);
+        }
+        Ok((landed, true))
+    }
+
+    fn set_holds(&self, _: HoldsSource) {}
+
+    fn set_recalls(&self, _: Option<RecallListener>) {}
+
+    fn invalidated(&self, _: Recalled) {}
+
+    fn set_cache(&self, _: Arc<dyn Renewable>) {}
+
+    fn end(&self) {}
+}
+
+fn map(cluster: &Arc<Cluster>) -> Map {
+    let remote = Remote::new(cluster.clone(), Acknowledge::Primary);
+    let inode = RemoteInode {
+        file: FileId::default(),
+        number: 7,
+        found: None,
+    };
+    let inode = Inode::Remote(Arc::new(inode));
+    let file = File::held(Backend::Remote(remote), inode, OpenFlags::READ_WRITE);
+    Map::new(file).unwrap()
+}
+
+#[test]
+fn a_damaged_page_keeps_no_other_page_from_being_read() {
+    let cluster = Cluster::new();
+    cluster.damaged.store(5, Ordering::Relaxed);
+    let map = map(&cluster);
+    assert!(map.load(0..PAGES * PAGE).is_err());
+    // Its access reads several pages first.
+    assert_eq!(map[3 * PAGE as usize], number(3));
+    assert!(map.load(5 * PAGE..6 * PAGE).is_err());
+    cluster.damaged.store(NONE, Ordering::Relaxed);
+    map.load(0..PAGES * PAGE).unwrap();
+    let expected = |page| map[(page * PAGE) as usize] == number(page);
+    assert!((0..PAGES).all(expected));
+    assert_eq!(map.copied_bytes(), 0);
+}
+
+#[test]
+fn a_read_without_its_data_is_an_error_and_not_empty() {
+    let cluster = Cluster::new();
+    cluster.is_without_data.store(true, Ordering::Relaxed);
+    let map = map(&cluster);
+    assert!(map.load(0..PAGE).is_err());
+    cluster.is_without_data.store(false, Ordering::Relaxed);
+    assert_eq!(map[0], number(0));
+}
+
+#[test]
+fn nothing_is_read_behind_a_read_with_an_unknown_end() {
+    let cluster = Cluster::new();
+    cluster.is_unreachable.store(true, Ordering::Relaxed);
+    let map = map(&cluster);
+    assert!(map.load(0..PAGE).is_err());
+    cluster.is_unreachable.store(false, Ordering::Relaxed);
+    assert!(map.load(0..PAGE).is_err(), "its data may land later");
+}
