@@ -31,7 +31,7 @@ pub enum Defect {
     RefillBeforeTails,
     /// A member is removed before the map is changed.
     OmitBeforeMap,
-    /// A primary that most members do not answer removes them after one lease.
+    /// A primary without answers from most members leaves them out after one lease.
     RemoveUnheard,
     /// A repeated request is executed again.
     ForgetSlots,

@@ -165,8 +165,8 @@ impl UnitOptions {
                 "a message holds 1 byte to 1 MiB of records",
             ),
             (
-                self.heartbeat_ns < self.lease_ns,
-                "a lease ends before the next heartbeat",
+                2 * self.heartbeat_ns <= self.lease_ns,
+                "a lease lasts two heartbeat intervals at least",
             ),
         ];
         let broken = bounds.into_iter().find(|(is_kept, _)| !is_kept);
@@ -239,7 +239,7 @@ mod tests {
             |options| options.refill = 0,
             |options| options.refill = u32::MAX,
             |options| options.batch = 0,
-            |options| options.heartbeat_ns = options.lease_ns,
+            |options| options.heartbeat_ns = options.lease_ns / 2 + 1,
         ];
         for (index, change) in changes.into_iter().enumerate() {
             let mut options = usual.clone();

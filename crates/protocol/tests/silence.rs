@@ -13,6 +13,8 @@ struct Scene {
     now: u64,
     /// When the last heartbeat was sent that a member has answered.
     answered: u64,
+    /// A member that answers, and makes no progress.
+    stuck: Option<NodeId>,
 }
 
 impl Scene {
@@ -39,6 +41,7 @@ impl Scene {
             member,
             now: 0,
             answered: 0,
+            stuck: None,
         };
         let map = scene.run(u64::MAX, &[]).expect("it proposes itself");
         let tail = Sequence::new(map.epoch, TAIL);
@@ -62,9 +65,10 @@ impl Scene {
     }
 
     fn hear(&mut self, from: NodeId, sent_at_ns: u64) {
+        let lacks = if self.stuck == Some(from) { 64 } else { 0 };
         let body = Body::Lease {
             sent_at_ns,
-            tail: TAIL,
+            tail: TAIL - lacks,
             is_caught_up: true,
         };
         let envelope = Envelope {
@@ -159,11 +163,38 @@ fn a_primary_that_was_paused_waits_for_answers() {
         // An answer that was already there does not tell that another one is missing.
         primary.hear(1, sent_at);
         assert_eq!(primary.proposal(), None);
-        let continued = primary.now;
         assert_eq!(primary.run(lease_ns() / 2, &[1]), None);
         assert_eq!(primary.run(3 * lease_ns(), &members), None);
+        let silent_since = primary.answered;
         let map = primary.run(3 * lease_ns(), &[1]).expect("a proposal");
         assert_eq!(map.in_sync, [0, 1]);
-        assert!(primary.now > continued + 3 * lease_ns());
+        assert_eq!(primary.now - silent_since, lease_ns() + 1);
     }
+}
+
+/// Pauses make up 600 ms of each second: at least 400 ms of it count as silence, and as time without progress.
+#[test]
+fn a_primary_that_is_paused_again_and_again_leaves_out_silent_and_stuck_members() {
+    let (running, paused) = (lease_ns() * 2 / 5, lease_ns() * 3 / 5);
+    let bound = |leases: u64| (leases * 5 / 2 + 1) * lease_ns();
+    let members = [0, 1, 2, 3, 4];
+    let mut primary = Scene::of(&members);
+    primary.stuck = Some(4);
+    assert_eq!(primary.run(running, &members), None);
+    let (began, mut removed) = (primary.now, Vec::new());
+    while primary.now < began + 2 * bound(4) {
+        primary.now += paused;
+        let end = primary.now + running;
+        while let Some(map) = primary.run(end - primary.now, &[1, 2, 4]) {
+            removed.push((primary.now - began, map.in_sync.clone()));
+            primary.member.handle_map(primary.now, map);
+        }
+    }
+    let [(silent, without_silent), (stuck, without_stuck)] = &removed[..] else {
+        panic!("{removed:?}");
+    };
+    assert_eq!(*without_silent, [0, 1, 2, 4]);
+    assert!(*silent <= bound(1), "{removed:?}");
+    assert_eq!(*without_stuck, [0, 1, 2]);
+    assert!(*stuck <= bound(4), "{removed:?}");
 }

@@ -30,7 +30,7 @@ pub(super) struct Peer {
     pub joins_from: Option<u64>,
     /// The number of that question.
     joins_since: u64,
-    /// Until then, by this member's clock, it does not become primary.
+    /// End of the member's lease, by the primary's clock: the member does not become primary before.
     pub lease_until: u64,
     /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
     pub is_counted: bool,
@@ -100,8 +100,6 @@ pub(super) struct Primary {
     pub is_proposing: bool,
     proposed_at: u64,
     pub heartbeat_at: u64,
-    /// It has sent its heartbeats on time since then.
-    pub steady_since: u64,
     pub next_tick: u64,
     serves_without_lease: bool,
 }
@@ -238,7 +236,6 @@ impl Member {
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
-            steady_since: now,
             next_tick: now,
             serves_without_lease: self.defects.has(Defect::ServeWithoutLease),
         };
@@ -361,8 +358,8 @@ impl Member {
 
     fn handle_tail(&mut self, now: u64, from: NodeId, tail: u64, is_caught_up: bool) {
         let (in_sync, version) = (self.map.is_in_sync(from), self.map.version);
-        let silence = self.silence(now);
-        let Some((primary, silence)) = self.primary().zip(silence) else {
+        let lease_ns = self.options.lease_ns;
+        let Some(primary) = self.primary() else {
             return;
         };
         let position = primary.position;
@@ -379,7 +376,7 @@ impl Member {
             if tail > peer.tail {
                 peer.progressed_at = now;
             }
-            let may_count = is_caught_up && !silence.is_stuck(peer);
+            let may_count = is_caught_up && !peer.is_stuck(now, lease_ns, position);
             if !in_sync && !peer.is_counted && may_count {
                 // It has been refilled since.
                 peer.is_lost = false;
@@ -534,9 +531,7 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        if primary.is_late(now, heartbeat_ns) {
-            primary.steady_since = now;
-        }
+        primary.discount_pause(now, heartbeat_ns);
         let mut silent = Vec::new();
         for (node, peer) in &mut primary.peers {
             // While nothing is left to do, doing nothing is no fault.

@@ -11,32 +11,25 @@ pub(super) struct Silence {
     now: u64,
     lease_ns: u64,
     position: u64,
-    /// The primary has sent its heartbeats on time since then: before, the silence may be its own.
-    steady_since: u64,
     /// Most of the members in sync answer; the primary is one of them.
-    hears_most: bool,
+    is_answered_by_most: bool,
 }
 
 impl Silence {
     /// When a member is gone if it stays silent.
     fn end(&self, peer: &Peer) -> u64 {
         // If most members are silent, this one may be cut off: then they elect another primary first.
-        let heard_at = match self.hears_most {
+        let heard_at = match self.is_answered_by_most {
             true => peer.heard_at,
             false => peer.heard_at.max(peer.lease_until),
         };
-        heard_at.max(self.steady_since) + self.lease_ns
-    }
-
-    /// Whether a member has made no progress for a while, although records wait for it.
-    pub fn is_stuck(&self, peer: &Peer) -> bool {
-        let progressed_at = peer.progressed_at.max(self.steady_since);
-        peer.tail < self.position && self.now > progressed_at + 4 * self.lease_ns
+        heard_at + self.lease_ns
     }
 
     /// Whether a member is lost, silent, or stuck.
     pub fn is_gone(&self, peer: &Peer) -> bool {
-        peer.is_lost || self.now > self.end(peer) || self.is_stuck(peer)
+        let is_stuck = peer.is_stuck(self.now, self.lease_ns, self.position);
+        peer.is_lost || self.now > self.end(peer) || is_stuck
     }
 
     /// When the next of these members is gone if all stay silent.
@@ -48,20 +41,37 @@ impl Silence {
 }
 
 impl Peer {
-    /// Whether it has answered one of the last two heartbeats.
+    /// Whether it has made no progress for a while, although records wait for it.
+    pub fn is_stuck(&self, now: u64, lease_ns: u64, position: u64) -> bool {
+        self.tail < position && now > self.progressed_at + 4 * lease_ns
+    }
+
+    /// Whether it has answered a heartbeat that was sent less than two intervals ago.
     fn answers(&self, now: u64, options: &UnitOptions) -> bool {
         self.lease_until + 2 * options.heartbeat_ns > now + options.lease_ns
     }
 }
 
 impl Primary {
-    /// Whether it sends its heartbeats so late that the silence of the others says nothing.
+    /// Whether its heartbeat is so late that the next one is due too: it was paused, and received nothing meanwhile.
     pub fn is_late(&self, now: u64, heartbeat_ns: u64) -> bool {
         now > self.heartbeat_at + heartbeat_ns
     }
 
+    /// If it was paused, the members were not silent or stuck for that time.
+    pub fn discount_pause(&mut self, now: u64, heartbeat_ns: u64) {
+        if !self.is_late(now, heartbeat_ns) {
+            return;
+        }
+        let pause = now - self.heartbeat_at;
+        for peer in self.peers.values_mut() {
+            peer.heard_at = now.min(peer.heard_at + pause);
+            peer.progressed_at = now.min(peer.progressed_at + pause);
+        }
+    }
+
     /// Whether most of the members in sync answer; this one is one of them.
-    fn hears_most(&self, now: u64, map: &UnitMap, options: &UnitOptions) -> bool {
+    fn is_answered_by_most(&self, now: u64, map: &UnitMap, options: &UnitOptions) -> bool {
         let answers = |node: &&u32| {
             let peer = self.peers.get(node);
             peer.is_none_or(|peer| peer.answers(now, options))
@@ -82,8 +92,8 @@ impl Member {
             now,
             lease_ns: self.options.lease_ns,
             position: primary.position,
-            steady_since: primary.steady_since,
-            hears_most: trusts || primary.hears_most(now, &self.map, &self.options),
+            is_answered_by_most: trusts
+                || primary.is_answered_by_most(now, &self.map, &self.options),
         })
     }
 }

@@ -115,7 +115,7 @@ impl Ahead {
         let stream = streams.get(&file.inode).filter(|it| it.file == file)?;
         let has = |it: &&Arc<Window>| {
             let is_inside = it.offset <= offset && offset < it.offset + WINDOW;
-            is_inside && is_current(it.version, Some(version), &Defects::default())
+            is_inside && it.version == version
         };
         stream.windows.iter().find(has).cloned()
     }
