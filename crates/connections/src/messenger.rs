@@ -24,7 +24,9 @@ pub mod simulation;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod turns;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -205,7 +207,7 @@ pub struct Messenger {
     /// Slots of links to peers that have not joined their sides yet.
     unready: Vec<usize>,
     /// Slots of links with a backlog.
-    behind: Vec<usize>,
+    behind: VecDeque<usize>,
     blocker: Blocker,
     waker: Arc<Waker>,
     /// A poll has taken a call of another thread, which no wait has returned for yet.
@@ -310,7 +312,7 @@ impl Messenger {
             lanes,
             links: Vec::new(),
             unready: Vec::new(),
-            behind: Vec::new(),
+            behind: VecDeque::new(),
             blocker,
             dials: 0,
             ended: Vec::new(),
@@ -455,7 +457,7 @@ impl Messenger {
     /// From now on each poll sends what waits for the peer of this link.
     fn fall_behind(&mut self, slot: usize) {
         if !self.behind.contains(&slot) {
-            self.behind.push(slot);
+            self.behind.push_back(slot);
         }
     }
 
@@ -627,16 +629,11 @@ impl Messenger {
 
     /// Begins to read fragments, one of each link in turn: links share the buffers, and none gets them all.
     fn read_waiting(&mut self, events: &mut Vec<Event>) {
-        let mut vain = 0;
-        while vain < self.behind.len() {
-            let slot = self.behind[0];
-            let is_posted = self.post_read(slot, events);
-            // A link that has ended is not there any more.
-            if self.behind.first() == Some(&slot) {
-                self.behind.rotate_left(1);
-            }
-            vain = if is_posted { 0 } else { vain + 1 };
-        }
+        turns::take_turns(
+            self,
+            |it| &mut it.behind,
+            |it, slot| it.post_read(slot, events),
+        );
     }
 
     /// Sends what waits for peers, as far as they take it.
