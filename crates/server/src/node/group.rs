@@ -66,7 +66,7 @@ pub struct GroupStatus {
     pub sent: u64,
     /// Frames that it has sent again, to one member each.
     pub sent_again: u64,
-    /// Messages that came by groups.
+    /// Messages that came by groups, also those of which frames came again, by links.
     pub received: u64,
     /// Frames that came damaged, and were repaired by their parity.
     pub repaired: u64,
