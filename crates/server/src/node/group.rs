@@ -24,8 +24,8 @@ use protocol::wire::{Body, Bytes, Envelope, Message};
 use protocol::{ClusterMap, Defects, Member, NodeId};
 use serde::{Deserialize, Serialize};
 
-use super::UNIT;
 use super::peers::Peers;
+use super::{UNIT, clock};
 use receiving::Receiving;
 use sending::Sending;
 
@@ -121,13 +121,42 @@ pub struct Groups {
     /// Of groups that have ended.
     counts: GroupStatus,
     /// When a group that could not be joined to send to is tried again.
-    retry_at: u64,
+    retry: Retry,
     /// Why an offer could not be taken, the last time.
     refused: String,
 }
 
-/// A group that could not be joined is tried again after this.
-const RETRY_NS: u64 = 1_000_000_000;
+/// When an attempt that failed is repeated. To join a group may block the service thread for half a second, so the pause doubles.
+#[derive(Clone, Copy, Debug)]
+struct Retry {
+    at: u64,
+    /// The next pause.
+    pause_ns: u64,
+}
+
+impl Retry {
+    const PAUSE_NS_MIN: u64 = 1_000_000_000;
+    const PAUSE_NS_MAX: u64 = 60_000_000_000;
+
+    fn is_due(&self, now: u64) -> bool {
+        now >= self.at
+    }
+
+    fn put_off(&mut self, now: u64) {
+        self.at = now + self.pause_ns;
+        self.pause_ns = (2 * self.pause_ns).min(Retry::PAUSE_NS_MAX);
+    }
+}
+
+/// It is due at once.
+impl Default for Retry {
+    fn default() -> Retry {
+        Retry {
+            at: 0,
+            pause_ns: Retry::PAUSE_NS_MIN,
+        }
+    }
+}
 
 /// The group that this node sends to, by its own numbers.
 const OUT: GroupId = GroupId(0);
@@ -153,7 +182,7 @@ impl Groups {
                 },
                 ..GroupStatus::default()
             },
-            retry_at: 0,
+            retry: Retry::default(),
             refused: String::new(),
         }
     }
@@ -273,17 +302,28 @@ impl Groups {
         if around.member.view().is_none() {
             self.end(around.messenger);
             self.counts.reason = "only the primary ships".into();
+            self.retry = Retry::default();
             return None;
         }
         if self.sending.as_ref().is_some_and(|it| it.epoch() != epoch) {
             self.end(around.messenger);
         }
-        if self.sending.is_none() && now >= self.retry_at {
+        if self.sending.is_none() && self.retry.is_due(now) {
             match Sending::start(self.id, self.wants_parity, around) {
-                Ok(sending) => self.sending = Some(sending),
-                Err(NoGroup(reason)) => {
+                Ok(sending) => {
+                    self.sending = Some(sending);
+                    self.retry = Retry::default();
+                }
+                Err(NoGroup {
+                    reason,
+                    has_blocked,
+                }) => {
                     self.counts.reason = reason.into();
-                    self.retry_at = now + RETRY_NS;
+                    if !has_blocked {
+                        self.retry = Retry::default();
+                    }
+                    // Not from `now` on: the attempt may have taken half of the pause.
+                    self.retry.put_off(clock::now());
                 }
             }
         }
@@ -298,12 +338,20 @@ impl Groups {
     }
 }
 
-/// Why there is no group, for the status.
-struct NoGroup(String);
+/// Why there is no group.
+struct NoGroup {
+    /// For the status.
+    reason: String,
+    /// Whether the thread may have waited for the network, in vain.
+    has_blocked: bool,
+}
 
 impl<T: fmt::Display> From<T> for NoGroup {
     fn from(reason: T) -> NoGroup {
-        NoGroup(reason.to_string())
+        NoGroup {
+            reason: reason.to_string(),
+            has_blocked: false,
+        }
     }
 }
 
@@ -328,4 +376,22 @@ fn address_at(
         is_unchecked: false,
     };
     Some((provider, address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_attempts_double_up_to_a_minute() {
+        let mut retry = Retry::default();
+        assert!(retry.is_due(0));
+        let mut now = 7;
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            retry.put_off(now);
+            let end = now + seconds * 1_000_000_000;
+            assert!(!retry.is_due(end - 1) && retry.is_due(end), "{seconds}");
+            now = end;
+        }
+    }
 }

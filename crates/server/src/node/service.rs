@@ -241,6 +241,8 @@ impl Service {
             self.step(now, Member::handle_timeout)?;
         }
         self.work_for_group(now)?;
+        // To join a group may take half a second.
+        let now = clock::now();
         self.replace_absent(now);
         self.peers
             .dial(now, &self.map, self.id, &mut self.messenger);
@@ -323,7 +325,9 @@ impl Service {
         }
         // What the member ships when the group has room again goes at once.
         while let Some((members, room)) = self.with_groups(|it, around| it.work(now, around)) {
-            self.step(now, |member, now| member.set_group(now, &members, room))?;
+            self.step(clock::now(), |member, now| {
+                member.set_group(now, &members, room);
+            })?;
         }
         Ok(())
     }

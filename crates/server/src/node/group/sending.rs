@@ -8,11 +8,8 @@ use protocol::group::{Key, Offer, Report, Sender, Stream};
 use protocol::wire::{self, Body};
 use protocol::{Defects, NodeId};
 
-use super::{Around, GroupStatus, NoGroup, OUT, address_at};
+use super::{Around, GroupStatus, NoGroup, OUT, Retry, address_at};
 use crate::node::UNIT;
-
-/// A member that has not joined, or was given up, is offered the group again after this.
-const OFFER_NS: u64 = 1_000_000_000;
 
 pub struct Sending {
     id: NodeId,
@@ -22,8 +19,8 @@ pub struct Sending {
     sender: Sender,
     /// Reason in the status.
     reason: String,
-    /// When the group was last offered to members, and over which link.
-    offered: BTreeMap<NodeId, (u64, LinkId)>,
+    /// When the group is offered again to members that have not joined or were given up, and over which link it was offered.
+    offered: BTreeMap<NodeId, (Retry, LinkId)>,
     /// What the member was told last.
     told: (Vec<NodeId>, u32),
 }
@@ -77,7 +74,11 @@ impl Sending {
             .into());
         }
         address.is_unchecked = with_parity;
-        around.messenger.join_group(provider, OUT, address)?;
+        let joined = around.messenger.join_group(provider, OUT, address);
+        joined.map_err(|error| NoGroup {
+            reason: error.to_string(),
+            has_blocked: true,
+        })?;
         let key = Key(fabric::random_key());
         let stream = Stream {
             sender: id,
@@ -126,8 +127,13 @@ impl Sending {
         report: &Report,
     ) {
         if !self.sender.has(from) {
-            let is_offered = self.offered.get(&from).map(|(_, link)| Some(*link));
-            if is_offered == Some(around.peers.link(from)) && report.below == 0 {
+            let Some((retry, link)) = self.offered.get_mut(&from) else {
+                return;
+            };
+            if Some(*link) == around.peers.link(from) && report.below == 0 {
+                // It can join: if it is given up later, pauses are short again.
+                *retry = Retry::default();
+                retry.put_off(now);
                 let first = self.sender.admit(now, from, report.room);
                 around.send(self.id, from, frames(first, first));
             }
@@ -183,13 +189,14 @@ impl Sending {
         let Some(link) = around.peers.link(node).filter(|_| !self.sender.has(node)) else {
             return;
         };
-        let offered = self.offered.get(&node);
-        let is_recent = offered.is_some_and(|(at, over)| now < at + OFFER_NS && *over == link);
-        let reaches = address_at(around, node, false).is_some_and(|(by, _)| by == self.provider);
-        if is_recent || !reaches {
+        let offered = self.offered.get(&node).filter(|(_, over)| *over == link);
+        let mut retry = offered.map(|(retry, _)| *retry).unwrap_or_default();
+        let reaches = || address_at(around, node, false).is_some_and(|(by, _)| by == self.provider);
+        if !retry.is_due(now) || !reaches() {
             return;
         }
-        self.offered.insert(node, (now, link));
+        retry.put_off(now);
+        self.offered.insert(node, (retry, link));
         let offer = Offer {
             address: self.address.address.octets(),
             port: self.address.port,
