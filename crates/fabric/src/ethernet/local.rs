@@ -46,7 +46,7 @@ pub struct Group {
     pub id: GroupId,
     pub address: u32,
     pub port: u16,
-    /// `None` if nothing is to be received.
+    /// `None` for a group that is only sent to.
     pub membership: Option<Membership>,
 }
 
@@ -236,8 +236,8 @@ impl Local {
         let found = self
             .groups
             .iter()
+            .filter(|group| group.membership.is_some())
             .find(|group| (group.address, group.port) == (message.address, message.port));
-        let found = found.filter(|group| group.membership.is_some());
         let Some(&Group { id: group, .. }) = found else {
             return;
         };
