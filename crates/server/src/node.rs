@@ -53,7 +53,7 @@ const UNIT: u16 = 0;
 /// How long the listener waits for callers before it checks whether the node stops.
 const LISTEN_FOR: Duration = Duration::from_millis(200);
 
-/// Datagrams of a group that are taken from the transport at a time, at most.
+/// Datagrams of a group that are taken from the transport at a time, at most: as many as verbs sends at a time (`SENDS` of its groups).
 const GROUP_BUFFERS: u32 = 128;
 
 /// Takes a line for the log.

@@ -120,7 +120,7 @@ struct QueueState {
     group_buffers: VecDeque<(Supply, Registration, u64)>,
     sides: Vec<SideId>,
     groups: BTreeMap<u32, GroupId>,
-    /// Those of the groups of which nothing is to be received.
+    /// Addresses of groups that the queue only sends to.
     sent_only: BTreeSet<u32>,
 }
 

@@ -14,11 +14,11 @@ use super::wire::comes_from;
 use super::{Common, INLINE_BYTES, count};
 use crate::{EndpointId, Error, GroupAddress, GroupId, Source};
 
-/// Datagrams of all groups that are in flight to the network at once, at most: as many as a member of a cluster has buffers for,
-/// so that the sender of a stream never loses one for lack of a slot.
+/// Datagrams of all groups that are in flight to the network at once, at most: as many as a member of a cluster has buffers for.
+/// So the sender of a stream rarely loses one for lack of a slot.
 pub const SENDS: u32 = 128;
 
-/// Time limit for the network to admit a port to a group. The thread waits meanwhile, so the limit is below a primary's lease.
+/// Time limit for the network to admit a port to a group. The service thread blocks meanwhile, so the limit is below a primary's lease.
 const JOIN_WITHIN_MS: u32 = 500;
 
 #[derive(Default)]
@@ -213,8 +213,11 @@ impl Groups {
             return None;
         }
         let length = completion.length().checked_sub(GRH);
+        let listens = member.attached.is_some();
         match (length, completion.immediate(), completion.has_header()) {
-            (Some(length), Some(immediate), true) => Some((member.id, length, immediate)),
+            (Some(length), Some(immediate), true) if listens => {
+                Some((member.id, length, immediate))
+            }
             _ => {
                 count(&common.counts.strange);
                 None
