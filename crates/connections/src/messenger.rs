@@ -394,8 +394,9 @@ impl Messenger {
         }
         lane.slots[endpoint.place()] = Some(slot);
         lane.links += 1;
-        let mut link = Box::new(Link::new(session, index));
-        link.stream.pulls.min = Some(self.options.pull_min);
+        // An empty message has nothing to be pulled.
+        let pull_min = self.options.pull_min.max(1);
+        let mut link = Box::new(Link::new(session, index, pull_min));
         if !link.is_ready {
             self.unready.push(slot);
         }

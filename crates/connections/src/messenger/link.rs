@@ -20,10 +20,10 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(session: PeerSession, lane: usize) -> Link {
+    pub fn new(session: PeerSession, lane: usize, pull_min: usize) -> Link {
         Link {
             is_ready: session.is_ready(),
-            stream: Stream::new(session.endpoint()),
+            stream: Stream::new(session.endpoint(), pull_min),
             session,
             lane,
             is_closed_there: false,

@@ -175,10 +175,9 @@ impl PullDefect {
 }
 
 /// The pulls of one link, both ways.
-#[derive(Default)]
 pub struct Pulls {
-    /// Least length of the rest of a message that is pulled, if it is not [`PULL_MIN`].
-    pub min: Option<usize>,
+    /// Least length of the rest of a message that is pulled, at least 1.
+    min: usize,
     /// All buffers of this side's pool, by class, once a message was long enough. Those that are lent are not among them.
     own: Option<[Taken; CLASSES.len()]>,
     /// Whether making a pool was tried.
@@ -209,6 +208,27 @@ pub struct Pulls {
 }
 
 impl Pulls {
+    /// Nothing is offered yet; data is pulled from this length on.
+    pub fn new(min: usize) -> Pulls {
+        Pulls {
+            min,
+            own: None,
+            is_offered: false,
+            owes_offer: false,
+            is_taken: false,
+            lent: VecDeque::new(),
+            filled: None,
+            is_announced: false,
+            imported: None,
+            owes_ready: false,
+            arriving: VecDeque::new(),
+            copied: 0,
+            copied_in_all: 0,
+            #[cfg(feature = "defects")]
+            broken: None,
+        }
+    }
+
     /// Whether this rule is broken. Without the feature `defects` none can be.
     pub fn has(&self, defect: PullDefect) -> bool {
         #[cfg(feature = "defects")]
@@ -222,7 +242,7 @@ impl Pulls {
 
     /// Whether a message of this length is the first one to be pulled, so that a pool is to be made.
     pub fn wants_pool(&self, length: usize) -> bool {
-        length >= self.min.unwrap_or(PULL_MIN) && !self.is_offered
+        length >= self.min && !self.is_offered
     }
 
     /// A pool was exported to the peer, or there is none. All its buffers are the link's from now on.
@@ -281,7 +301,7 @@ impl Pulls {
     /// A buffer with the first of these bytes, and how many they are. Nothing if they should travel in a message.
     pub fn fill(&mut self, rest: &[u8]) -> Option<(Buffer, usize)> {
         let own = self.own.as_mut().filter(|_| self.is_taken)?;
-        if rest.len() < self.min.unwrap_or(PULL_MIN) {
+        if rest.len() < self.min {
             return None;
         }
         let length = rest.len().min(LONGEST as usize);

@@ -42,7 +42,7 @@ impl Side {
         };
         let side = Side {
             reads: Pool::for_reads(&*device, &[class])?,
-            stream: Stream::new(endpoint),
+            stream: Stream::new(endpoint, PULL_MIN),
             device,
             queue,
             exported: None,

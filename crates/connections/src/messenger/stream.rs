@@ -38,14 +38,14 @@ pub enum Post {
 }
 
 impl Stream {
-    pub fn new(endpoint: EndpointId) -> Stream {
+    pub fn new(endpoint: EndpointId, pull_min: usize) -> Stream {
         Stream {
             endpoint,
             incoming: Incoming::default(),
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             posted: 0,
-            pulls: Pulls::default(),
+            pulls: Pulls::new(pull_min),
         }
     }
 

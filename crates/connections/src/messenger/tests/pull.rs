@@ -12,7 +12,7 @@ fn lengths() -> Vec<usize> {
     let sizes = CLASSES.map(|class| class.bytes as usize);
     let around =
         [PULL_MIN, sizes[0], sizes[1], 2 * sizes[1] + PULL_MIN].map(|it| [it - 1, it, it + 1]);
-    [around.concat(), vec![10, MESSAGE_MAX]].concat()
+    [around.concat(), vec![0, 10, MESSAGE_MAX]].concat()
 }
 
 /// Messages of all lengths go from near to far.
@@ -78,7 +78,7 @@ fn long_messages_are_pulled_where_reads_are_immediate() {
 
 #[test]
 fn data_below_the_threshold_stays_in_its_message() {
-    for (pull_min, is_pulled) in [(usize::MAX, false), (1 << 20, true)] {
+    for (pull_min, is_pulled) in [(usize::MAX, false), (1 << 20, true), (0, true)] {
         let mut options = options(Provider::Shm);
         options.pull_min = pull_min;
         let mut pair = Pair::new(options);
@@ -123,7 +123,7 @@ fn a_lent_buffer_is_not_used_before_the_peer_has_copied_it() {
 fn a_link_owns_all_buffers_of_its_pool() {
     let device = Tcp::new(TcpOptions::default());
     let pool = Pool::new(&device, &CLASSES, Access::READ).unwrap();
-    let mut pulls = Pulls::default();
+    let mut pulls = Pulls::new(PULL_MIN);
     pulls.offered(Some(&pool));
     pulls.hear(About::Ready).unwrap();
     let are_free = || CLASSES.map(|class| pool.allocate(class.bytes).is_some());
