@@ -647,8 +647,8 @@ impl Service {
             group: self.groups.status(),
             exports: self.exports.count(),
             placed,
-            fetched,
-            pulled: self.messenger.pulled_fragments(),
+            fetched: Some(fetched),
+            pulled: Some(self.messenger.pulled_fragments()),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }

@@ -143,12 +143,10 @@ pub struct NodeStatus {
     pub exports: usize,
     /// Frames of clients' writes that were received in the pool itself.
     pub placed: u64,
-    /// Frames of clients' reads that they received in their buffers themselves.
-    #[serde(default)]
-    pub fetched: u64,
-    /// Fragments of messages that the node has read out of the memory of their senders.
-    #[serde(default)]
-    pub pulled: u64,
+    /// Frames of clients' reads that they received in their buffers themselves. Older nodes do not count them.
+    pub fetched: Option<u64>,
+    /// Fragments of messages that the node has read out of the memory of their senders. Older nodes do not count them.
+    pub pulled: Option<u64>,
     /// What it does with groups.
     pub group: GroupStatus,
     /// The memory of its pool.
@@ -162,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_of_nodes_that_do_not_count_fetched_frames_or_pulls_are_read() {
+    fn counts_that_a_node_does_not_have_are_unknown() {
         let status = NodeStatus {
             name: "n1".into(),
             pid: 1,
@@ -179,8 +177,8 @@ mod tests {
             space: None,
             exports: 0,
             placed: 0,
-            fetched: 0,
-            pulled: 0,
+            fetched: None,
+            pulled: None,
             group: GroupStatus::default(),
             memory: "file".into(),
             survives: "a crash".into(),
