@@ -15,6 +15,7 @@ mod transfers;
 pub use sizes::{tune, tuned};
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use fabric::shm::Shm;
@@ -27,6 +28,7 @@ use fabric::{
 use pmem::Region;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::report::Note;
 use crate::{Error, Workload};
 
 /// Name of the group of its rows.
@@ -106,10 +108,27 @@ fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
     })
 }
 
-/// The transports with ways of a payload to compare: verbs only where this machine has an adapter.
+/// Why verbs cannot be measured on this machine, if that was tried.
+static WITHOUT_VERBS: OnceLock<Option<String>> = OnceLock::new();
+
+/// The transports with ways of a payload to compare: verbs only where this machine has an adapter, and may use enough memory for it.
 fn with_ways() -> impl Iterator<Item = Provider> {
-    let verbs = device(Provider::Verbs).ok().map(|_| Provider::Verbs);
+    let reason = WITHOUT_VERBS.get_or_init(|| {
+        let tried = device(Provider::Verbs)
+            .and_then(|device| Ends::new(&*device, sizes::options()).map(drop));
+        tried.err().map(|error| error.to_string())
+    });
+    let verbs = reason.is_none().then_some(Provider::Verbs);
     [Provider::Shm, Provider::Tcp].into_iter().chain(verbs)
+}
+
+/// Why rows over verbs are missing, if they are.
+pub fn missing() -> Option<Note> {
+    let reason = WITHOUT_VERBS.get()?.as_ref()?;
+    Some(Note {
+        name: "verbs",
+        text: format!("not measured: {reason}"),
+    })
 }
 
 impl Ends {

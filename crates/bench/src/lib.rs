@@ -191,7 +191,7 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
         |(group, workloads): &(Group, Vec<_>)| !workloads.is_empty() && group.name != fabric::GROUP;
     let scale = match chosen.iter().any(uses_pool) {
         true => scale,
-        false => scale.without_pool(),
+        false => scale.with_small_pool(),
     };
     let bench = Bench::new(options, scale)?;
     let mut notes = bench.notes();
@@ -223,12 +223,13 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
             }));
         }
     }
+    notes.extend(fabric::missing());
     Ok(Report { rows, notes })
 }
 
 fn tune(options: &Options, scale: Scale) -> Result<Report, Error> {
     let providers = fabric::tuned(options.only.as_deref())?;
-    let bench = Bench::new(options, scale.without_pool())?;
+    let bench = Bench::new(options, scale.with_small_pool())?;
     let rows = fabric::tune(&bench, providers)?.into_iter();
     Ok(Report {
         rows: rows
@@ -237,6 +238,6 @@ fn tune(options: &Options, scale: Scale) -> Result<Report, Error> {
                 ..row
             })
             .collect(),
-        notes: bench.notes(),
+        notes: bench.notes().into_iter().chain(fabric::missing()).collect(),
     })
 }

@@ -64,7 +64,7 @@ impl Scale {
 
 impl Scale {
     /// The same where no measurement uses the pool: then it is small, so that machines with little memory can run them.
-    pub fn without_pool(self) -> Scale {
+    pub fn with_small_pool(self) -> Scale {
         Scale {
             pool_length: self.pool_length.min(64 << 20),
             ..self

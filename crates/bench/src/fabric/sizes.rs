@@ -109,6 +109,15 @@ pub fn tune(bench: &Bench, providers: Vec<Provider>) -> Result<Vec<Row>, Error> 
     Ok(rows)
 }
 
+/// Options of a queue for messages of all sizes.
+pub fn options() -> QueueOptions {
+    QueueOptions {
+        message_bytes: LARGEST,
+        // A wake-up takes longer than any of the ways.
+        ..super::options(true)
+    }
+}
+
 /// Two peers with memory for each way.
 struct Ways {
     ends: Ends,
@@ -123,12 +132,7 @@ struct Ways {
 impl Ways {
     fn new(provider: Provider) -> Result<Ways, Error> {
         let device = device(provider)?;
-        let spinning = QueueOptions {
-            message_bytes: LARGEST,
-            // A wake-up takes longer than any of the ways.
-            ..super::options(true)
-        };
-        let mut ends = Ends::new(&*device, spinning)?;
+        let mut ends = Ends::new(&*device, options())?;
         let near = memory(&*device, LARGEST.into(), Access::READ)?;
         let far = memory(&*device, LARGEST.into(), Access::WRITE)?;
         let far_for_near = ends.import(&far)?;
