@@ -7,7 +7,7 @@ use pmem::Region;
 use rustix::net::xdp::XdpRingOffset;
 
 use crate::bpf::{Link, SocketMap};
-use crate::port::Rest;
+use crate::port::PortParts;
 use crate::ring::{Consumer, Entry, Producer};
 use crate::{DataSocket, Interface, Lane, Mode, Port, PortOptions, Socket};
 
@@ -54,7 +54,7 @@ impl Port {
         let lane = options
             .placed
             .map(|_| Lane::over(memory()).expect("it is mapped"));
-        Port::of(Rest {
+        Port::of(PortParts {
             link: Link::detached(memory()),
             map: SocketMap::detached(memory()),
             fill: producer(options.ring),

@@ -96,7 +96,7 @@ pub struct PlacedOptions {
 
 /// The socket by which data is placed. It has separate rings for memory.
 pub struct DataSocket {
-    /// Of a queue of its own.
+    /// The rings for memory of a separate queue. On the queue of all other frames the port's are used.
     rings: Option<(Producer<u64>, Consumer<u64>)>,
     socket: Socket,
 }
@@ -157,10 +157,12 @@ pub struct Port {
     spare: Vec<u64>,
     /// On one queue: number behind the last descriptor that was aimed.
     aimed_end: u32,
+    /// On one queue: descriptors were aimed since the last withdrawal.
+    is_aimed: bool,
 }
 
 /// What a port is made of.
-pub(crate) struct Rest {
+pub(crate) struct PortParts {
     pub link: Link,
     pub map: SocketMap,
     pub fill: Producer<u64>,
@@ -224,7 +226,7 @@ impl Port {
         let spread = is_spread(options);
         let program = Program::load(&code, spread).map_err(system("load an XDP program for"))?;
         let (link, mode) = attach(interface, &owner, &program, options)?;
-        Ok(Port::of(Rest {
+        Ok(Port::of(PortParts {
             link,
             map,
             fill,
@@ -238,22 +240,23 @@ impl Port {
         }))
     }
 
-    pub(crate) fn of(rest: Rest) -> Port {
-        let options = rest.options;
+    pub(crate) fn of(parts: PortParts) -> Port {
+        let options = parts.options;
         Port {
-            _link: rest.link,
-            map: rest.map,
-            fill: rest.fill,
-            completion: rest.completion,
-            owner: rest.owner,
-            region: rest.region,
-            interface: rest.interface,
-            mode: rest.mode,
+            _link: parts.link,
+            map: parts.map,
+            fill: parts.fill,
+            completion: parts.completion,
+            owner: parts.owner,
+            region: parts.region,
+            interface: parts.interface,
+            mode: parts.mode,
             queue: options.queue,
-            lane: rest.lane,
+            lane: parts.lane,
             placed: options.placed.map(|placed| (placed, options.sockets - 1)),
             spare: Vec::new(),
             aimed_end: 0,
+            is_aimed: false,
         }
     }
 

@@ -9,7 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults, PlacedPool, Shape};
-use fabric::{Access, Device, Failure, Registration, Source, Work, WorkRequest};
+use fabric::{
+    Access, Device, Failure, Queue, QueueOptions, Registration, Source, Work, WorkRequest,
+};
 use pmem::Region;
 
 use super::link::{INTERFACE, Link, options};
@@ -263,6 +265,48 @@ fn a_withdrawn_key_ends_what_is_aimed() {
     pair.until("the refusal", |near, _| near.outcome(to_far, 1).is_some());
     assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
     target.check("nothing has landed");
+}
+
+/// A thread ends while blocks are aimed at for it: another one can aim afterwards.
+#[test]
+fn a_thread_that_ends_leaves_nothing_aimed() {
+    for setup in [
+        Placing::new(Shape::Overlay, FrameFaults::default()),
+        Placing::on_one_queue(Shape::Overlay, FrameFaults::default()),
+    ] {
+        let mut pair = Pair::new(&setup);
+        let mut random = Random(17);
+        let mut target = Target::new(&pair, &setup, &mut random);
+        let remote = pair.import(&target.memory);
+        let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+        let bytes = random.bytes(256 * BLOCK as usize);
+        near.region().write(0, &bytes);
+        let pieces = [near.piece(0, bytes.len() as u32)];
+        let write = |to| Work::Write {
+            from: Source::Pieces(&pieces),
+            to,
+            immediate: None,
+        };
+        pair.post(WorkRequest::new(1, write(remote.at(10 * BLOCK))));
+        pair.near.queue.submit();
+        pair.far.poll();
+        setup.link.enter(1);
+        let device = &*pair.far.device;
+        let far = Queue::over(device, device.open().unwrap(), QueueOptions::default()).unwrap();
+        drop(std::mem::replace(&mut pair.far.queue, far));
+        target.check("nothing has landed");
+        pair.join_again(&setup);
+        let remote = pair.import(&target.memory);
+        let write = write(remote.at(300 * BLOCK));
+        // The kernel frees a queue a little later: until then data comes in packets.
+        let is_placed = (2..200).any(|round| {
+            assert_eq!(pair.carry_out(round, write), Ok(0));
+            setup.placed() == 1
+        });
+        assert!(is_placed);
+        target.model[300 * BLOCK as usize..][..bytes.len()].copy_from_slice(&bytes);
+        target.check("the second write");
+    }
 }
 
 /// Two peers have a key of the same pool each.

@@ -1,6 +1,8 @@
 //! Data and other frames come by one queue, and take descriptors from one ring: frames without content use up those in front of the
 //! data, as in the seed.
 
+use std::time::{Duration, Instant};
+
 use fabric::ethernet::{FrameFaults, Shape};
 use fabric::{Access, Source, Work, WorkRequest};
 
@@ -109,6 +111,59 @@ fn messages_pass_while_blocks_are_placed_on_one_queue() {
     assert!(setup.placed() >= 10);
 }
 
+/// An aim at these blocks of the memory, from block 100 on.
+fn aim(memory: &fabric::Registration, blocks: u32) -> Vec<u8> {
+    let words = [0, memory.descriptor().key.0, 100 * BLOCK].map(u64::to_le_bytes);
+    let bytes = (blocks * BLOCK as u32).to_le_bytes();
+    [&words.concat(), &bytes[..], &[0; 4]].concat()
+}
+
+/// A peer has had a long run aimed at, and has ended. Others are answered all the time until it counts as lost.
+#[test]
+fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
+    let mut lied = Lied::on_one_queue(Shape::Strip);
+    let model = Random(53).bytes((BLOCKS * BLOCK) as usize);
+    lied.pool.write(0, &model);
+    let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
+    let (_, greeting) = lied.join();
+    let (_, second) = lied.join();
+    let body = aim(&memory, 256);
+    let packet = Packet {
+        kind: AIM,
+        flags: 1,
+        sequence: 0,
+        body: &body,
+    };
+    lied.liar.tell(&greeting, packet);
+    let (mut number, mut answers) = (0, 0);
+    let (mut slowest, start) = (Duration::ZERO, Instant::now());
+    while start.elapsed() < Duration::from_millis(600) {
+        let asked_at = Instant::now();
+        let mut again_at = asked_at;
+        lied.until("an answer", |_, liar| {
+            // Frames are dropped for a moment while descriptors are withdrawn.
+            if Instant::now() >= again_at {
+                again_at = Instant::now() + Duration::from_millis(1);
+                number += 1;
+                let probe = Packet {
+                    kind: PROBE,
+                    flags: 0,
+                    sequence: UNSEQUENCED | number,
+                    body: &[],
+                };
+                liar.tell(&second, probe);
+            }
+            let frames = liar.receive();
+            frames.iter().any(|frame| parts(frame).0 == ACKNOWLEDGE)
+        });
+        answers += 1;
+        slowest = slowest.max(asked_at.elapsed());
+    }
+    println!("{answers} answers, the slowest after {slowest:?}");
+    assert!(answers >= 1000, "{answers}");
+    lied.check(&model, 0..0);
+}
+
 /// A peer has used up all descriptors in front, and sends no data: the descriptors are withdrawn, since all other frames wait for them.
 #[test]
 fn a_peer_that_sends_no_data_keeps_other_frames_away_for_a_moment_only() {
@@ -118,13 +173,7 @@ fn a_peer_that_sends_no_data_keeps_other_frames_away_for_a_moment_only() {
     let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
     let (_, greeting) = lied.join();
     let (_, second) = lied.join();
-    let words = [0, memory.descriptor().key.0, 100 * BLOCK].map(u64::to_le_bytes);
-    let body = [
-        &words.concat(),
-        &(2 * BLOCK as u32).to_le_bytes()[..],
-        &[0; 4],
-    ]
-    .concat();
+    let body = aim(&memory, 2);
     lied.liar.tell(
         &greeting,
         Packet {

@@ -158,7 +158,8 @@ pub fn refetch(link: &mut Link, local: &Local, packet: &Packet<'_>) {
         return;
     };
     let missed = &mut link.served[index];
-    if from < u64::from(missed.next) {
+    // Frames without content that were announced before are still to be sent.
+    if missed.empty == 0 && from < u64::from(missed.next) {
         missed.next = from as u32;
         missed.empty = empty_before(local, packet);
         for later in link.served.iter_mut().skip(index + 1) {

@@ -118,6 +118,9 @@ fn send_served(link: &mut Link, local: &mut Local) {
 /// Sends frames without content, as many as there are descriptors in front of those that are aimed; whether all were sent.
 fn send_empty(local: &mut Local, hardware: [u8; 6], count: &mut u32) -> bool {
     while *count > 0 {
+        if local.frames.available() <= RESERVED {
+            return false;
+        }
         let Some(frame) = local.frames.take() else {
             return false;
         };

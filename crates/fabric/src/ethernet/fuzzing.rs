@@ -1,7 +1,7 @@
 //! Frames of a peer, parsed and executed as a link does, without an interface.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use pmem::Region;
@@ -29,6 +29,13 @@ const READS: u64 = 10 * BLOCK;
 const POOL: u64 = 20 * BLOCK;
 /// Entries of each ring.
 const ENTRIES: u32 = 64;
+/// Entries of the ring for received frames, and frames: more than a run and those in front of it need.
+const RING: u32 = 256;
+const FRAMES: u32 = 512;
+/// Set in the flags of the first packet: data comes by the queue of all other frames.
+const SHARED: u8 = 0x80;
+/// Time between two packets.
+const STEP: Duration = Duration::from_millis(2);
 const BUFFERS: u32 = 3;
 const BUFFER: u32 = 64;
 /// Contents of the memory that must not change.
@@ -51,7 +58,9 @@ pub fn frame(input: &[u8]) {
 
 /// Packets, one after the other, each with the right check.
 pub fn packets(input: &[u8]) {
-    let (mut local, memory) = interface();
+    // A bit of the first packet's flags that has no other meaning.
+    let is_shared = input.get(3).is_some_and(|flags| flags & SHARED != 0);
+    let (mut local, memory) = interface(is_shared);
     let mut link = joined(&local, &memory);
     let region = memory.region().clone();
     let mut input = input.to_vec();
@@ -61,7 +70,7 @@ pub fn packets(input: &[u8]) {
         }
     }
     let (mut rest, mut count) = (&input[..], 0);
-    let now = Instant::now();
+    let mut now = Instant::now();
     while let Some((head, behind)) = rest.split_first_chunk::<HEAD>() {
         let length = usize::from(u16::from_le_bytes([head[0], head[1]])).min(behind.len());
         let (body, after) = behind.split_at(length);
@@ -78,12 +87,14 @@ pub fn packets(input: &[u8]) {
         }
         link.transmit(&mut local, now);
         link.acknowledge(&mut local, true);
+        now += STEP;
+        link.check(&mut local, now);
     }
-    check(&local, &region, count);
+    check(&local, &link, &region, count);
 }
 
 /// Only what the peer may change has changed, and nothing was reported that did not happen.
-fn check(local: &Local, region: &Region, packets: usize) {
+fn check(local: &Local, link: &Link, region: &Region, packets: usize) {
     let reaches = |at: u64| MEMORY.contains(&at) || (READS..READS + 2 * BLOCK).contains(&at);
     let mut found = vec![0; POOL as usize];
     region.read(0, &mut found);
@@ -99,7 +110,9 @@ fn check(local: &Local, region: &Region, packets: usize) {
     });
     let lengths: Vec<u32> = arrivals.map(|arrival| arrival.length).collect();
     assert!(lengths.iter().all(|length| (1..=BUFFER).contains(length)));
-    assert!(lengths.len() + local.free.len() <= BUFFERS as usize);
+    let coming = link.coming.iter().filter(|it| it.buffer.is_some()).count();
+    let buffers = lengths.len() + local.free.len() + coming;
+    assert_eq!(buffers, BUFFERS as usize, "a buffer is lost");
 }
 
 /// A frame with this head and body. Its number is near the one that the link expects.
@@ -130,12 +143,13 @@ fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
     Some([header.as_bytes(), body].concat())
 }
 
-/// A thread at an interface that is not there, and the memory that peers reach.
-fn interface() -> (Local, Registration) {
+/// A thread at an interface that is not there, and the memory that peers reach. Data comes by the queue of all other frames, or by
+/// another one.
+fn interface(is_shared: bool) -> (Local, Registration) {
     let mut options = EthernetOptions {
         authenticated: false,
         transports: 1,
-        receive_frames: 64,
+        receive_frames: FRAMES,
         shape: Shape::Strip,
         ..EthernetOptions::default()
     };
@@ -144,7 +158,7 @@ fn interface() -> (Local, Registration) {
     region.write(0, &vec![UNTOUCHED; POOL as usize]);
     options.pool = Some(PlacedPool {
         region: region.clone(),
-        queue: 1,
+        queue: u32::from(!is_shared),
         read_bytes: 0,
     });
     let interface = Interface {
@@ -159,15 +173,21 @@ fn interface() -> (Local, Registration) {
         queue: 0,
         types: TYPES,
         chunk: options.shape.chunk(),
-        ring: ENTRIES,
+        ring: RING,
         sockets: 3,
         modes: options.modes,
         placed: Some(PlacedOptions {
-            queue: 1,
+            queue: u32::from(!is_shared),
             shape: options.shape,
         }),
     };
-    let port = Port::detached(&interface, &region, &layout);
+    let mut port = Port::detached(&interface, &region, &layout);
+    if is_shared {
+        for frame in 0..u64::from(FRAMES) {
+            assert!(port.fill(POOL + frame * u64::from(layout.chunk)));
+        }
+        port.filled();
+    }
     let placement = Placement::new(DataSocket::detached(ENTRIES));
     let placement = Some((Mutex::new(placement), options.shape));
     let shared = Arc::new(Shared::over(options, port, placement, POOL));

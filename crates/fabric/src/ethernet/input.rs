@@ -59,7 +59,10 @@ pub fn take(
     }
     link.heard = now;
     link.is_heard = true;
-    link.outgoing.allow(packet.header.window);
+    // Not what a packet allowed that was sent long ago.
+    if !is_sequenced || link.incoming.place(number) != PacketOrder::Drop {
+        link.outgoing.allow(packet.header.window);
+    }
     let (expected, selective) = (packet.header.expected.get(), packet.header.selective.get());
     let frames = &mut local.frames;
     let known = link
@@ -445,6 +448,7 @@ fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
     if let Some(run) = &mut link.run
         && run.request == head.request.get()
         && run.first.is_some()
+        && run.empty == 0
         && from <= run.frames
     {
         run.asked = match run.asked {
@@ -519,6 +523,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         // If the last frame was taken but is not there, the kernel has lost one.
         _ => {
             let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+                landing.not_aimed(now);
                 return Outcome::Stalled;
             };
             landing.aimed(aimed, now);
@@ -574,6 +579,7 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
         Some(frame) => frame,
         None => {
             let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+                landing.not_aimed(now);
                 return;
             };
             landing.aimed(aimed, now);

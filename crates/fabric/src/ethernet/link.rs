@@ -23,6 +23,11 @@ const MISSED_AFTER: Duration = Duration::from_micros(100);
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// On one queue a run that makes no progress for so long is withdrawn, since other frames wait for it.
 const STALLED_AFTER: Duration = Duration::from_millis(20);
+/// The same for a run that is not whole after so long, however many frames have come. It doubles each time, so that a slow link
+/// brings a run in the end.
+const UNFINISHED_AFTER: Duration = Duration::from_millis(100);
+/// The most often that it doubles.
+const DOUBLED_MAX: u32 = 5;
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
@@ -167,8 +172,9 @@ pub struct Landing {
     asked: Option<(u32, Instant)>,
     /// The frame that was expected last, and since when.
     waits: (u32, Instant),
-    /// When it was aimed at.
+    /// When it was aimed at, and how often before.
     aimed_at: Instant,
+    aimed_before: u32,
 }
 
 impl Landing {
@@ -188,6 +194,7 @@ impl Landing {
             asked: None,
             waits: (0, Instant::now()),
             aimed_at: Instant::now(),
+            aimed_before: 0,
         }
     }
 
@@ -222,13 +229,21 @@ impl Landing {
     pub fn aimed(&mut self, aimed: Aimed, now: Instant) {
         self.first = aimed.first;
         self.aimed_at = now;
+        self.aimed_before += 1;
         self.expects(0, now);
     }
 
-    /// Whether nothing has come for so long that other frames should no longer wait.
+    /// It is not aimed at, and cannot be yet.
+    pub fn not_aimed(&mut self, now: Instant) {
+        self.aimed_at = now;
+    }
+
+    /// Whether nothing has come for so long that other frames should no longer wait, or not all within a longer time.
     pub fn is_stalled(&self, now: Instant) -> bool {
         let since = self.waits.1.max(self.aimed_at);
+        let limit = UNFINISHED_AFTER * (1 << self.aimed_before.min(DOUBLED_MAX));
         now.saturating_duration_since(since) >= STALLED_AFTER
+            || now.saturating_duration_since(self.aimed_at) >= limit
     }
 
     /// Whether the same frame has been expected for so long.
@@ -624,5 +639,32 @@ mod tests {
         landing.expects(20, now);
         assert_eq!(landing.due(), Some(now + MISSED_AFTER));
         assert!(landing.has_waited(now + RESEND_AFTER, RESEND_AFTER));
+    }
+
+    #[test]
+    fn a_run_stalls_without_frames_and_with_few() {
+        let aimed = Aimed { first: 0, front: 0 };
+        let mut landing = Landing::new(0, (0, 1 << 20), aimed, true);
+        let mut start = Instant::now();
+        landing.aimed(aimed, start);
+        assert!(!landing.is_stalled(start + STALLED_AFTER / 2));
+        assert!(landing.is_stalled(start + STALLED_AFTER));
+        let step = STALLED_AFTER - Duration::from_millis(1);
+        let mut before = Duration::ZERO;
+        for _ in 0..10 {
+            landing.aimed(aimed, start);
+            let mut now = start;
+            for frame in 1.. {
+                now += step;
+                landing.expects(frame, now);
+                if landing.is_stalled(now) {
+                    break;
+                }
+            }
+            let lasted = now - start;
+            assert!(lasted > before || lasted > UNFINISHED_AFTER * 32);
+            assert!(lasted <= UNFINISHED_AFTER * 32 + step);
+            (before, start) = (lasted, now);
+        }
     }
 }

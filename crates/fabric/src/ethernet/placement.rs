@@ -109,6 +109,11 @@ impl Aim {
         self.run.blocks * shape.pieces()
     }
 
+    /// All its data has come.
+    fn is_whole(&self, shape: Shape) -> bool {
+        self.landed == self.pieces(shape)
+    }
+
     /// Where the data of a descriptor goes, and how much it is.
     fn target(&self, shape: Shape, piece: u32) -> (u64, u32) {
         let block = self.run.blocks - 1 - piece / shape.pieces();
@@ -278,10 +283,7 @@ impl Placement {
         let header = if shape.is_stripped() { 0 } else { HEADER };
         let mut aims = self.aims.iter_mut().peekable();
         while let Some(descriptor) = socket.receive() {
-            while aims
-                .next_if(|aim| aim.landed == aim.pieces(shape))
-                .is_some()
-            {}
+            while aims.next_if(|aim| aim.is_whole(shape)).is_some() {}
             let is_given_back = shared.give_back(descriptor);
             let Some(aim) = aims.peek_mut().filter(|_| !is_given_back) else {
                 self.is_astray = true;
@@ -313,7 +315,7 @@ impl Placement {
         let count = aim.frames(shape);
         Some(if self.is_astray {
             Progress::Astray
-        } else if aim.landed == aim.pieces(shape) {
+        } else if aim.is_whole(shape) {
             Progress::All
         } else {
             // Earlier runs may not have all of theirs.
@@ -329,7 +331,7 @@ impl Placement {
             return;
         };
         if let Some(aim) = self.aims.remove(aim) {
-            self.end(shared, shape, &aim);
+            self.end(shared, shape, &aim, aim.is_whole(shape));
         }
     }
 
@@ -337,23 +339,23 @@ impl Placement {
     pub fn finish_all(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
         if self.owner == owner {
             while let Some(aim) = self.aims.pop_front() {
-                self.end(shared, shape, &aim);
+                self.end(shared, shape, &aim, aim.is_whole(shape));
             }
         }
     }
 
-    fn end(&mut self, shared: &Shared, shape: Shape, aim: &Aim) {
-        let is_whole = aim.landed == aim.pieces(shape);
+    fn end(&mut self, shared: &Shared, shape: Shape, aim: &Aim, is_whole: bool) {
         if (!is_whole || self.aims.is_empty())
             && let Some(lane) = shared.port.lock().lane()
         {
             lane.close();
         }
-        if !shape.is_stripped() {
-            shared.region.write(aim.run.offset - HEADER, &aim.saved);
-        }
         if !is_whole {
             self.withdraw_all(shared);
+        }
+        // After the last header that may arrive there.
+        if !shape.is_stripped() {
+            shared.region.write(aim.run.offset - HEADER, &aim.saved);
         }
     }
 
@@ -383,11 +385,11 @@ impl Placement {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
         let astray = self.aims.remove(index)?;
-        self.withdraw_all(shared);
-        self.end(shared, shape, &astray);
+        self.end(shared, shape, &astray, false);
         let again = self.aim(shared, shape, owner, astray.run);
         if again.is_none() {
-            // The kernel frees the queue a little later: until then the aim is astray.
+            // The kernel frees the queue, or takes the withdrawn descriptors, a little later: until then the aim is astray.
+            self.is_astray = true;
             self.aims.push_back(astray);
         }
         again

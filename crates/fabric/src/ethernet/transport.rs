@@ -531,6 +531,8 @@ impl Drop for EthernetTransport {
             if link.state == State::Ready && !link.closed_there {
                 link.tell(&mut self.local, Kind::Closed, 0, &[]);
             }
+            // Nothing lands in memory of this thread's requests any more.
+            link.release(&mut self.local);
         }
         self.local.flush();
     }

@@ -8,7 +8,7 @@ pub const WINDOW: u64 = 256;
 /// The fewest after losses.
 const WINDOW_MIN: f32 = 8.0;
 const WINDOW_FIRST: f32 = 64.0;
-/// So many packets behind one that has not come make it lost.
+/// So many packets behind one that has not come make it lost: half of those in flight, if they are few.
 const REORDERED: u64 = 8;
 /// Bounds of the time after which a packet is repeated.
 const REPEAT_MIN: Duration = Duration::from_millis(3);
@@ -56,7 +56,12 @@ impl Outgoing {
     }
 
     pub fn has_room(&self) -> bool {
-        self.sent.len() < self.allowed.min(self.window as usize)
+        self.sent.len() < self.most()
+    }
+
+    /// Packets that may be on their way.
+    fn most(&self) -> usize {
+        self.allowed.min(self.window as usize)
     }
 
     /// The receiver allows so many packets on their way; 0: all that have numbers.
@@ -174,10 +179,11 @@ impl Outgoing {
         self.has_holes = false;
         let last = self.sent.iter().rposition(|sent| sent.has_come);
         let again_after = self.repeat_after() / 2;
+        let reordered = REORDERED.min(self.most() as u64 / 2).max(1);
         let mut lost = Vec::new();
         for (index, sent) in self.sent.iter_mut().enumerate() {
             let is_oldest = index == 0 && is_late;
-            let is_overtaken = last.is_some_and(|last| last as u64 >= index as u64 + REORDERED)
+            let is_overtaken = last.is_some_and(|last| last as u64 >= index as u64 + reordered)
                 && (sent.tries == 1 || now.saturating_duration_since(sent.at) >= again_after);
             if sent.has_come || !(is_oldest || is_overtaken) || !is_back(sent.frame) {
                 if last.is_none_or(|last| index >= last) {
@@ -311,6 +317,21 @@ mod tests {
         assert_eq!(repeated, [3, 15], "the oldest is late");
         assert!(outgoing.is_acknowledged(14) && !outgoing.is_acknowledged(15));
         assert_eq!(outgoing.acknowledge(21, 0, now, |_| ()), None);
+    }
+
+    #[test]
+    fn a_lost_packet_of_the_least_window_does_not_wait_for_its_time() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        outgoing.allow(8);
+        while outgoing.has_room() {
+            outgoing.add(outgoing.next() as u32, 100, start);
+        }
+        // The first is missing.
+        outgoing.acknowledge(0, 0x7f, start, |_| ());
+        let mut repeated = Vec::new();
+        outgoing.lost(start, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [0]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub struct NodeConfig {
     pub interface: Option<String>,
     /// EtherTypes of its frames, of data and of commands. `None`: 0x8000 and 0x8001.
     pub ether_types: Option<[u16; 2]>,
-    /// Its queue by which long writes come, to be received in the pool itself.
+    /// Its queue by which long writes come, to be received in the pool itself; 0: by the queue of all other frames, too.
     pub data_queue: Option<u32>,
     /// When records and their data are sent once to all replicas.
     pub group: GroupMode,

@@ -86,6 +86,7 @@ impl Port {
             return None;
         }
         lane.close();
+        self.is_aimed = true;
         let (first, _) = self.fill.range();
         for address in addresses {
             self.fill.push(*address);
@@ -105,9 +106,9 @@ impl Port {
     }
 
     /// Withdraws the aimed descriptors: they become some for other frames. `is_aimed` tells them from others by their addresses. Takes
-    /// as long as the kernel needs to end what it has begun, some milliseconds.
+    /// as long as the kernel needs to end what it has begun, some milliseconds; no time if none were aimed since the last withdrawal.
     pub fn withdraw(&mut self, is_aimed: impl Fn(u64) -> bool) {
-        let Some(lane) = &self.lane else {
+        let Some(lane) = self.lane.as_ref().filter(|_| self.is_aimed) else {
             return;
         };
         lane.close();
@@ -115,6 +116,8 @@ impl Port {
         // It worked when the port was opened.
         let waited = barrier();
         debug_assert!(waited.is_ok());
+        // A program that had read the expected number before has stored the next one behind the end.
+        lane.close();
         let spare = &mut self.spare;
         self.fill.replace(|address| match is_aimed(address) {
             // There are as many as were aimed.
@@ -125,5 +128,6 @@ impl Port {
         self.aimed_end = consumed;
         lane.set_taken(consumed);
         lane.shut(false);
+        self.is_aimed = false;
     }
 }
