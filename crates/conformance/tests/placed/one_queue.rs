@@ -118,6 +118,31 @@ fn aim(memory: &fabric::Registration, blocks: u32) -> Vec<u8> {
     [&words.concat(), &bytes[..], &[0; 4]].concat()
 }
 
+/// Answers to one probe after the other, in a while. Frames are dropped for a moment while descriptors are withdrawn.
+fn answers(lied: &mut Lied, greeting: &fabric::Parameters, number: &mut u64) -> u32 {
+    let (start, mut answers) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(400) {
+        let mut again_at = Instant::now();
+        lied.until("an answer", |_, liar| {
+            if Instant::now() >= again_at {
+                again_at = Instant::now() + Duration::from_millis(1);
+                *number += 1;
+                let probe = Packet {
+                    kind: PROBE,
+                    flags: 0,
+                    sequence: UNSEQUENCED | *number,
+                    body: &[],
+                };
+                liar.tell(greeting, probe);
+            }
+            let frames = liar.receive();
+            frames.iter().any(|frame| parts(frame).0 == ACKNOWLEDGE)
+        });
+        answers += 1;
+    }
+    answers
+}
+
 /// A peer has had a long run aimed at, and has ended. Others are answered all the time until it counts as lost.
 #[test]
 fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
@@ -127,6 +152,8 @@ fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
     let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
     let (_, greeting) = lied.join();
     let (_, second) = lied.join();
+    let mut number = 0;
+    let before = answers(&mut lied, &second, &mut number);
     let body = aim(&memory, 256);
     let packet = Packet {
         kind: AIM,
@@ -135,32 +162,10 @@ fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
         body: &body,
     };
     lied.liar.tell(&greeting, packet);
-    let (mut number, mut answers) = (0, 0);
-    let (mut slowest, start) = (Duration::ZERO, Instant::now());
-    while start.elapsed() < Duration::from_millis(600) {
-        let asked_at = Instant::now();
-        let mut again_at = asked_at;
-        lied.until("an answer", |_, liar| {
-            // Frames are dropped for a moment while descriptors are withdrawn.
-            if Instant::now() >= again_at {
-                again_at = Instant::now() + Duration::from_millis(1);
-                number += 1;
-                let probe = Packet {
-                    kind: PROBE,
-                    flags: 0,
-                    sequence: UNSEQUENCED | number,
-                    body: &[],
-                };
-                liar.tell(&second, probe);
-            }
-            let frames = liar.receive();
-            frames.iter().any(|frame| parts(frame).0 == ACKNOWLEDGE)
-        });
-        answers += 1;
-        slowest = slowest.max(asked_at.elapsed());
-    }
-    println!("{answers} answers, the slowest after {slowest:?}");
-    assert!(answers >= 1000, "{answers}");
+    let after = answers(&mut lied, &second, &mut number);
+    // Measured: a quarter or more, and with two waits for the kernel in each millisecond a seventieth.
+    assert!(after > before / 10, "{before} before, {after} after");
+    println!("{before} answers before, {after} after");
     lied.check(&model, 0..0);
 }
 
