@@ -163,7 +163,7 @@ fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
     };
     lied.liar.tell(&greeting, packet);
     let after = answers(&mut lied, &second, &mut number);
-    // Measured: a quarter or more, and with two waits for the kernel in each millisecond a seventieth.
+    // Measured: a sixth or more, and with two waits for the kernel in each millisecond a seventieth.
     assert!(after > before / 10, "{before} before, {after} after");
     println!("{before} answers before, {after} after");
     lied.check(&model, 0..0);
