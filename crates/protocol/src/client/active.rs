@@ -126,7 +126,7 @@ impl Client {
         true
     }
 
-    /// Requests a read for whose data the user has memory: `length` bytes, up to whole blocks. A transfer with [`Transfer::lands`] may
+    /// Requests a read into memory of the user, which has `length` bytes, up to whole blocks. A transfer with [`Transfer::lands`] may
     /// put its bytes there. The outcome has the data all the same, unless [`Client::has_landed`]. The memory can be used otherwise when
     /// the read has ended and no such transfer is in flight.
     pub fn submit_landing(
