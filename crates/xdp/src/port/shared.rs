@@ -106,7 +106,7 @@ impl Port {
     }
 
     /// Withdraws the aimed descriptors: they become some for other frames. `is_aimed` tells them from others by their addresses. Takes
-    /// as long as the kernel needs to end what it has begun, some milliseconds; no time if none were aimed since the last withdrawal.
+    /// as long as the kernel needs to end what it has begun; no time if none were aimed since the last withdrawal.
     pub fn withdraw(&mut self, is_aimed: impl Fn(u64) -> bool) {
         let Some(lane) = self.lane.as_ref().filter(|_| self.is_aimed) else {
             return;
