@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # GlusterFS (replica 2), MooseFS (goal 2) and Tako (two members over tcp) on tmpfs, for `tako bench cluster` and
 # scripts/programs.sh to measure beside: servers in one network namespace, clients in another, mounted on /mnt/gluster,
-# /mnt/mfs and /mnt/tako-tcp. As root; installs the Debian packages of the first two. TAKO_POOL is the length of Tako's pools.
+# /mnt/mfs, /mnt/tako-tcp and, with cache=writeback, /mnt/tako-writeback. As root; installs the Debian packages of the first two.
+# TAKO_POOL is the length of Tako's pools.
 set -euo pipefail
 
 readonly place=/dev/shm/tako-peers address=10.77.0.1
@@ -76,7 +77,7 @@ up_moosefs() {
 
 up_tako() {
     local own=$place/tako number
-    mkdir -p "$own" /mnt/tako-tcp
+    mkdir -p "$own" /mnt/tako-tcp /mnt/tako-writeback
     "$tako" keys init "$own/keys" n1 >/dev/null
     "$tako" keys issue "$own/keys" n2 >/dev/null
     "$tako" keys issue "$own/keys" client >/dev/null
@@ -87,6 +88,8 @@ up_tako() {
         server "$tako" serve --config "$own/n$number.toml" >"$own/n$number.log" 2>&1 &
     done
     wait_until client "$tako" mount -o "keys=$own/keys/client" "tako://$address:7471,$address:7472/peers" /mnt/tako-tcp
+    wait_until client "$tako" mount -o "keys=$own/keys/client,cache=writeback" "tako://$address:7471,$address:7472/peers" \
+        /mnt/tako-writeback
 }
 
 has_room() {
@@ -119,12 +122,12 @@ up() {
     up_moosefs
     up_tako
     trap - EXIT
-    df -h /mnt/gluster /mnt/mfs /mnt/tako-tcp
+    df -h /mnt/gluster /mnt/mfs /mnt/tako-tcp /mnt/tako-writeback
 }
 
 down() {
     trap - EXIT
-    umount -l /mnt/gluster /mnt/mfs /mnt/tako-tcp 2>/dev/null || true
+    umount -l /mnt/gluster /mnt/mfs /mnt/tako-tcp /mnt/tako-writeback 2>/dev/null || true
     local process name
     # All that lives in the namespaces is ours.
     for name in tako-clients tako-servers; do

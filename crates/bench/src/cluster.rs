@@ -24,10 +24,14 @@ use crate::setup::{Aligned, Bench, Pages, bytes};
 use crate::threads::{one_and_two, scaling};
 use crate::{Error, Workload, fabric};
 
-pub const WORKLOADS: [Workload; 13] = [
+pub const WORKLOADS: [Workload; 14] = [
     Workload {
         name: "cluster: 2 KiB random write",
         measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
+    },
+    Workload {
+        name: "cluster: 2 KiB random write, answered early",
+        measure: |bench, name| answered_early(bench, name),
     },
     Workload {
         name: "cluster: 2 KiB random write, fdatasync",
@@ -122,6 +126,33 @@ fn operations<'a>(
         rows.extend(fastest.map(|peer| row(tcp, peer, Some(BAR_TCP))));
     }
     Ok(rows)
+}
+
+/// Writes that the mount answers before its cluster has them, as the mounts of both peers do, beside the faster peer.
+fn answered_early(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let places = bench.clusters()?;
+    let early = &places.writeback;
+    let peers: Vec<&Place> = places.peers().map(|peer| &places.all[peer]).collect();
+    let compared: Vec<&Place> = early.iter().chain(peers).collect();
+    let sides = compared.iter().map(|place| write(bench, place, false));
+    let sides = sides.collect::<Result<Vec<_>, _>>()?;
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let name = name.trim_start_matches("cluster: ");
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let fastest = (early.len()..compared.len())
+        .min_by(|a, b| measured.median(*a, 0).total_cmp(&measured.median(*b, 0)));
+    let bars = [2.0, BAR_TCP];
+    let row = |(side, bar): (usize, f64)| {
+        let row = Row::new(&format!("{name}, {}", compared[side].label), time(side));
+        match fastest {
+            Some(peer) => {
+                let ratio = measured.ratio((peer, 0), (side, 0));
+                row.beside(compared[peer].label, time(peer), ratio, Some(bar))
+            }
+            None => row,
+        }
+    };
+    Ok((0..early.len()).zip(bars).map(row).collect())
 }
 
 /// The same of an operation that the kernel answers itself, beside the embedded mount.

@@ -35,6 +35,8 @@ rm -rf --one-file-system "$mounts" "$pools"
 const PEERS: [(&str, &str); 2] = [("GlusterFS", "/mnt/gluster"), ("MooseFS", "/mnt/mfs")];
 /// Where `scripts/peers.sh` mounts a Tako cluster of two members over tcp.
 const TCP: (&str, &str) = ("two members, tcp", "/mnt/tako-tcp");
+/// Where it mounts the same with `cache=writeback`.
+const TCP_WRITEBACK: (&str, &str) = ("writeback, two members, tcp", "/mnt/tako-writeback");
 
 /// A directory of a mounted file system.
 pub struct Place {
@@ -51,6 +53,8 @@ pub struct Places {
     pub all: Vec<Place>,
     /// The first cluster, mounted again with `io=client` and with `io=server`.
     pub by_side: Vec<Place>,
+    /// With `cache=writeback`: the first cluster, and the one over tcp if there is one.
+    pub writeback: Vec<Place>,
     /// Unavailable parts, and why.
     pub notes: Vec<Note>,
     // After the places: their directories must be closed before they can be unmounted.
@@ -74,6 +78,7 @@ impl Places {
         let mut places = Places {
             all: Vec::new(),
             by_side: Vec::new(),
+            writeback: Vec::new(),
             notes: Vec::new(),
             _keeper: keeper,
             scratch: [mounts, pools],
@@ -82,11 +87,18 @@ impl Places {
         places.start_cluster(program, length, "inside", &["--inside"])?;
         places.start_embedded(program, length)?;
         for io in ["client", "server"] {
-            places.mount_by_side(program, io)?;
+            let place = places.mount_by_side(program, &format!("io={io}"), io)?;
+            places.by_side.push(place);
         }
+        let label = "writeback, three members, shm";
+        let place = places.mount_by_side(program, "cache=writeback", label)?;
+        places.writeback.push(place);
         for (label, path) in PEERS.into_iter().chain([TCP]) {
-            places.add_mounted(label, Path::new(path))?;
+            let place = places.find_mounted(label, Path::new(path))?;
+            places.all.extend(place);
         }
+        let place = places.find_mounted(TCP_WRITEBACK.0, Path::new(TCP_WRITEBACK.1))?;
+        places.writeback.extend(place);
         Ok(places)
     }
 
@@ -146,16 +158,21 @@ impl Places {
         Ok(())
     }
 
-    fn mount_by_side(&mut self, program: &Path, io: &'static str) -> Result<(), Error> {
-        let mount = self.mount_point(io)?;
+    /// Mounts the first cluster again, with an option.
+    fn mount_by_side(
+        &self,
+        program: &Path,
+        option: &str,
+        label: &'static str,
+    ) -> Result<Place, Error> {
+        let mount = self.mount_point(option)?;
         let mut command = Command::new(program);
         command
             .env("TAKO_STATE", self.scratch[1].path().join("state"))
-            .args(["mount", "-o", &format!("io={io}"), "tako:///bench"])
+            .args(["mount", "-o", option, "tako:///bench"])
             .arg(&mount);
         run(&mut command)?;
-        self.by_side.push(Place::new(io, &mount)?);
-        Ok(())
+        Place::new(label, &mount)
     }
 
     fn start_embedded(&mut self, program: &Path, length: u64) -> Result<(), Error> {
@@ -171,8 +188,8 @@ impl Places {
         Ok(())
     }
 
-    /// Adds the file system mounted at `path`, or notes that there is none.
-    fn add_mounted(&mut self, label: &'static str, path: &Path) -> Result<(), Error> {
+    /// The file system mounted at `path`; notes if there is none.
+    fn find_mounted(&mut self, label: &'static str, path: &Path) -> Result<Option<Place>, Error> {
         let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
         let parent = path.parent().unwrap_or(Path::new("/"));
         let is_mounted =
@@ -183,14 +200,13 @@ impl Places {
                 "{label} is not measured: nothing is mounted on {path} (scripts/peers.sh up)"
             );
             self.notes.push(Note { name: GROUP, text });
-            return Ok(());
+            return Ok(None);
         }
         let own = path.join(format!("tako-bench-{}", std::process::id()));
         fs::create_dir(&own).map_err(Error::at(&own))?;
         let mut place = Place::new(label, &own)?;
         place.own = Some(own);
-        self.all.push(place);
-        Ok(())
+        Ok(Some(place))
     }
 
     fn mount_point(&self, name: &str) -> Result<PathBuf, Error> {
