@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use client::{Cause, FileSystem, Geometry};
@@ -24,8 +24,9 @@ use crate::sizes::show_size;
 const INODES_STEP: u64 = 16;
 
 pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
-    let pool = &arguments.pool;
-    refuse_cluster(pool, "make one with `tako up`")?;
+    refuse_cluster(&arguments.pool, "make one with `tako up`")?;
+    // Resolved once: what is examined is what is replaced, wherever a symbolic link leads later.
+    let pool = &fs::canonicalize(&arguments.pool).unwrap_or_else(|_| arguments.pool.clone());
     let there = match Region::open(pool, Access::ReadWrite) {
         Ok(region) => Some(region),
         Err(pmem::Error::NotFound { .. }) => {
@@ -57,16 +58,15 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
                 return Err(Failure::Usage(sentence.into()));
             };
             let geometry = geometry(arguments, size)?;
-            let mut place = pool.clone();
             if let Some(old) = there {
                 geometry
                     .check(size)
                     .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
-                place = place_of(pool)?;
-                remove_old(&place, old, size)?;
+                refuse_hard_links(pool)?;
+                remove_old(pool, old, size)?;
             }
-            let interrupted = remove_when_interrupted(&place)?;
-            let format = || FileSystem::format_pool(&place, size, Some(geometry));
+            let interrupted = remove_when_interrupted(pool)?;
+            let format = || FileSystem::format_pool(pool, size, Some(geometry));
             let made = while_working(format!("making {}", pool.display()), format);
             interrupted.close();
             made.map_err(|error| not_made(pool, error))?;
@@ -75,18 +75,17 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     describe(pool, out)
 }
 
-/// The file to replace: the one that a symbolic link leads to. Other hard links would keep the old pool.
-fn place_of(pool: &Path) -> Result<PathBuf, Failure> {
-    let failed = |error| Failure::host("examine", pool, &error);
-    let place = fs::canonicalize(pool).map_err(failed)?;
-    let names = fs::metadata(&place).map_err(failed)?.nlink();
+/// Other hard links would keep the old pool.
+fn refuse_hard_links(pool: &Path) -> Outcome {
+    let metadata = fs::metadata(pool).map_err(|error| Failure::host("examine", pool, &error))?;
+    let names = metadata.nlink();
     if names > 1 {
         return Err(Failure::Failed(format!(
-            "{} has {names} names (hard links), and the others would keep the old pool; remove them first or choose another path",
+            "{} has {names} names (hard links), and the others would keep the old pool; remove the other names first or choose another path",
             pool.display()
         )));
     }
-    Ok(place)
+    Ok(())
 }
 
 /// Removes a pool once it is certain that there is room for its successor: the old file has been given that size.
