@@ -140,7 +140,7 @@ impl LandingMemory {
         self.is_unsettled.load(Ordering::Relaxed)
     }
 
-    /// The end of a read is not known.
+    /// Marks the memory: the end of a read into it is not known.
     pub(crate) fn unsettle(&self) {
         self.is_unsettled.store(true, Ordering::Relaxed);
     }

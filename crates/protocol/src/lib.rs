@@ -165,7 +165,7 @@ impl UnitOptions {
                 "a message holds 1 byte to 1 MiB of records",
             ),
             (
-                2 * self.heartbeat_ns <= self.lease_ns,
+                self.heartbeat_ns <= self.lease_ns / 2,
                 "a lease lasts two heartbeat intervals at least",
             ),
         ];

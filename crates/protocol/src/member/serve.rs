@@ -410,11 +410,12 @@ impl Member {
         let Some(peer) = primary.peers.get_mut(&from) else {
             return;
         };
-        peer.heard_at = now;
         if in_sync {
             peer.is_lost |= version == newest;
             return self.propose_changes(now);
         }
+        // Only then: one in sync that joins again and again answers no heartbeat.
+        peer.heard_at = now;
         peer.leave(newest);
         if peer.is_counted {
             // It may be in sync by the next map, and must not restart then.

@@ -53,7 +53,8 @@ impl Peer {
 }
 
 impl Primary {
-    /// Whether its heartbeat is so late that the next one is due too: it was paused, and received nothing meanwhile.
+    /// Whether its heartbeat is so late that the next one is due too: it was paused or busy, and
+    /// the members may have had no heartbeat to answer.
     pub fn is_late(&self, now: u64, heartbeat_ns: u64) -> bool {
         now > self.heartbeat_at + heartbeat_ns
     }

@@ -37,7 +37,7 @@ const SHARED_FOR: Duration = Duration::from_secs(1);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Files that are remembered for their last write or recall, at most.
 const NOTED_MAX: usize = 4096;
-/// The log does not repeat for so long why writes were lost.
+/// Time for which the log does not repeat a reason why writes were lost.
 const LOGGED_FOR: Duration = Duration::from_secs(60);
 /// Interval at which a call that waits checks whether its caller was interrupted.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
@@ -409,20 +409,19 @@ impl Behind {
     }
 
     fn report_lost(&self, state: &State, count: usize, error: ErrorCode) {
-        let (why, more) = match error {
+        let why = match error {
             // A mount begins another session by itself.
-            ErrorCode::SessionEnded => ("the session with the cluster has ended".to_owned(), ""),
-            _ => (
-                error.to_string(),
-                "; the log does not repeat this reason within a minute",
-            ),
+            ErrorCode::SessionEnded => {
+                "the session with the cluster has ended, or a request had no answer".to_owned()
+            }
+            _ => error.to_string(),
         };
         let then = match state.is_ended {
             false => "the next fsync or close of each file reports it",
             true => "write these files again",
         };
         (self.report)(&format!(
-            "writes to {count} file(s) that were answered early are lost: {why}; {then}{more}"
+            "writes to {count} file(s) that were answered early are lost: {why}; {then}; the log counts no further files for this reason within a minute"
         ));
     }
 }
