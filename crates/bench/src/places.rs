@@ -202,7 +202,9 @@ impl Places {
             self.notes.push(Note { name: GROUP, text });
             return Ok(None);
         }
-        let own = path.join(format!("tako-bench-{}", std::process::id()));
+        // Two mounts may show the same files.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let own = path.join(format!("tako-bench-{}-{name}", std::process::id()));
         fs::create_dir(&own).map_err(Error::at(&own))?;
         let mut place = Place::new(label, &own)?;
         place.own = Some(own);
