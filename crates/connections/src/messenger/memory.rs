@@ -194,6 +194,8 @@ impl Messenger {
     pub fn read_target(&mut self, bytes: u64) -> Option<ReadTarget> {
         self.lanes.iter_mut().find_map(|lane| {
             let device = self.transports.device(lane.provider)?;
+            // The buffers for transfers come first: only the rest of the memory is for others.
+            lane.transfers(&self.transports)?;
             let memory = device.read_memory(bytes).filter(|it| it.is_exact)?;
             if lane.targets.is_none() {
                 let registered = device.register(&memory.region, Access::LOCAL);
