@@ -24,6 +24,7 @@ mod local;
 mod output;
 mod payload;
 mod placement;
+mod protection;
 mod route;
 mod shared;
 mod transport;

@@ -2,6 +2,7 @@
 //! targets and the tests of their corpus need no capabilities so.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use pmem::Region;
 use rustix::net::xdp::XdpRingOffset;
@@ -53,7 +54,7 @@ impl Port {
     pub fn detached(interface: &Interface, region: &Region, options: &PortOptions) -> Port {
         let lane = options
             .placed
-            .map(|_| Lane::over(memory()).expect("it is mapped"));
+            .map(|_| Arc::new(Lane::over(memory()).expect("it is mapped")));
         Port::of(PortParts {
             link: Link::detached(memory()),
             map: SocketMap::detached(memory()),

@@ -19,6 +19,11 @@ pub(crate) const AIMED_AT: i16 = 20;
 pub(crate) const FILLED_AT: i16 = 24;
 pub(crate) const EMPTY_TAG_AT: i16 = 28;
 pub(crate) const GATE_AT: i16 = 32;
+/// Number of the frame that was expected when a later one was dropped, tag of the frame that was dropped last, and how often that
+/// number was not higher than the one before.
+pub(crate) const MISSED_AT: i16 = 36;
+pub(crate) const DROPPED_AT: i16 = 40;
+pub(crate) const PASSES_AT: i16 = 44;
 const BYTES: usize = 4096;
 
 /// How a block of 4096 bytes is cut into frames. Each has 16 bytes of header.
@@ -90,6 +95,15 @@ impl Shape {
     }
 }
 
+/// A frame that is expected, while later ones have been dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Number of the expected frame.
+    pub frame: u32,
+    /// Changes when its sender has begun again before the frame came: it was lost once more, if its sender was asked for it.
+    pub pass: u32,
+}
+
 /// The words that the program and this process share.
 pub struct Lane {
     memory: NonNull<AtomicU32>,
@@ -98,6 +112,8 @@ pub struct Lane {
 
 // SAFETY: the words are only accessed atomically.
 unsafe impl Send for Lane {}
+// SAFETY: the same.
+unsafe impl Sync for Lane {}
 
 impl Lane {
     pub(crate) fn new() -> std::io::Result<Lane> {
@@ -135,6 +151,18 @@ impl Lane {
         self.word(EXPECTED_AT).load(Ordering::Acquire)
     }
 
+    /// The expected frame, if the program has dropped later ones since it expects it.
+    #[inline]
+    pub fn missing(&self) -> Option<Missing> {
+        let frame = self.word(MISSED_AT).load(Ordering::Acquire);
+        let is_missing =
+            frame == self.expected() && frame != self.word(END_AT).load(Ordering::Relaxed);
+        is_missing.then(|| Missing {
+            frame,
+            pass: self.word(PASSES_AT).load(Ordering::Relaxed),
+        })
+    }
+
     /// So many frames of this source are taken from now on, numbered from `first`.
     pub fn open(&self, source: Hardware, first: u32, count: u32) {
         self.close();
@@ -147,6 +175,9 @@ impl Lane {
         self.word(SOURCE_AT + 4).store(tail, Ordering::Release);
         // It is closed while both are equal.
         self.word(END_AT).store(first, Ordering::SeqCst);
+        self.word(DROPPED_AT).store(0, Ordering::SeqCst);
+        self.word(MISSED_AT)
+            .store(first.wrapping_sub(1), Ordering::SeqCst);
         self.word(EXPECTED_AT).store(first, Ordering::SeqCst);
         self.word(END_AT)
             .store(first.wrapping_add(count), Ordering::SeqCst);

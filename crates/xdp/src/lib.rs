@@ -24,7 +24,7 @@ mod socket;
 
 pub use self::error::Error;
 pub use self::interface::{Hardware, Interface};
-pub use self::lane::{Lane, Shape};
+pub use self::lane::{Lane, Missing, Shape};
 pub use self::membership::Membership;
 pub use self::port::{DataSocket, Mode, Modes, PlacedOptions, Port, PortOptions, SharedAim};
 pub use self::ring::Descriptor;

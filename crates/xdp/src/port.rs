@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Instant;
 
 use pmem::Region;
@@ -151,7 +152,7 @@ pub struct Port {
     interface: Interface,
     mode: Mode,
     queue: u32,
-    lane: Option<Lane>,
+    lane: Option<Arc<Lane>>,
     placed: Option<(PlacedOptions, u32)>,
     /// On one queue: memory for frames that is not in the ring.
     spare: Vec<u64>,
@@ -171,7 +172,7 @@ pub(crate) struct PortParts {
     pub region: Region,
     pub interface: Interface,
     pub mode: Mode,
-    pub lane: Option<Lane>,
+    pub lane: Option<Arc<Lane>>,
     pub options: PortOptions,
 }
 
@@ -203,7 +204,10 @@ impl Port {
         let page = XDP_UMEM_PGOFF_COMPLETION_RING;
         let completion = Consumer::map(owner.as_fd(), page, &offsets.cr, size).map_err(mapped)?;
         let map = SocketMap::new(options.sockets).map_err(system("make a map of sockets for"))?;
-        let lane = options.placed.map(|_| Lane::new()).transpose();
+        let lane = options
+            .placed
+            .map(|_| Lane::new().map(Arc::new))
+            .transpose();
         let lane = lane.map_err(system("make a map for"))?;
         let placed = lane.as_ref().zip(options.placed);
         let code = program::select(&program::Selection {
@@ -337,7 +341,7 @@ impl Port {
     }
 
     /// Which frames of data are taken, if they are placed.
-    pub fn lane(&self) -> Option<&Lane> {
+    pub fn lane(&self) -> Option<&Arc<Lane>> {
         self.lane.as_ref()
     }
 

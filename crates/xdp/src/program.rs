@@ -154,7 +154,7 @@ fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
     code.move_register(5, 8);
     code.and(5, 0x7fff);
     code.or(5, 0x8000);
-    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    code.jump_if(0x5d, 4, 5, 0, Label::Missed);
     // The length must be that of this frame of a block: not more, and not less.
     let [usual, last] = placed.shape.lengths();
     if placed.shape == crate::Shape::Jumbo {
@@ -191,6 +191,27 @@ fn take_placed(code: &mut Assembler, placed: &Placed, map: i32) {
         true => code.redirect_and_count(map, DROP, &[TAKEN_AT, AIMED_AT]),
         false => code.redirect(map, DROP),
     }
+    note_missed(code);
+}
+
+/// A frame with the tag in r4 came while that of r5 is expected, with the number in r8: if it is a later one, the lane in r7 says so.
+fn note_missed(code: &mut Assembler) {
+    use crate::lane::{DROPPED_AT, MISSED_AT, PASSES_AT};
+    code.place(Label::Missed);
+    code.move_register(1, 4);
+    code.subtract(1, 5);
+    code.and(1, 0x7fff);
+    // More than half of all numbers ahead is behind: it has come before.
+    code.jump_if(0x25, 1, 0, 0x4000, Label::Drop);
+    code.load_word(5, 7, DROPPED_AT);
+    code.store_word(7, 4, DROPPED_AT);
+    code.jump_if(0x2d, 4, 5, 0, Label::Noted);
+    code.load_word(1, 7, PASSES_AT);
+    code.add(1, 1);
+    code.store_word(7, 1, PASSES_AT);
+    code.place(Label::Noted);
+    code.store_word(7, 8, MISSED_AT);
+    code.jump(Label::Drop);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,6 +225,9 @@ enum Label {
     Take,
     /// Its tag is that of frames that are placed, or without content.
     Marked,
+    /// Another frame is expected.
+    Missed,
+    Noted,
 }
 
 /// Instructions, and those that jump.
@@ -243,6 +267,10 @@ impl Assembler {
 
     fn add(&mut self, to: u8, value: i32) {
         self.add_instruction(0x07, to, 0, 0, value);
+    }
+
+    fn subtract(&mut self, to: u8, from: u8) {
+        self.add_instruction(0x1f, to, from, 0, 0);
     }
 
     fn and(&mut self, to: u8, value: i32) {

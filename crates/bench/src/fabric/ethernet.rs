@@ -13,6 +13,7 @@ use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{Access, Device, Registration, RemoteRegion};
 use pmem::Region;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{RawEnd, RawFrames};
 use super::ping::{count, per_ping, ping};
@@ -100,9 +101,13 @@ impl Cable {
         enter(&self.home)
     }
 
-    /// The two ends of a transport, and their devices.
-    fn ends(&self, open: impl Fn(usize) -> Result<Opened, Error>) -> Result<Joined, Error> {
-        let joined = self.join(open);
+    /// The two ends of a transport, and their devices. They spin, or block at once.
+    fn ends(
+        &self,
+        spins: bool,
+        open: impl Fn(usize) -> Result<Opened, Error>,
+    ) -> Result<Joined, Error> {
+        let joined = self.join(spins, open);
         enter(&self.home)?;
         joined
     }
@@ -119,11 +124,15 @@ impl Cable {
         Ok(RawFrames::of(near, far))
     }
 
-    fn join(&self, open: impl Fn(usize) -> Result<Opened, Error>) -> Result<Joined, Error> {
+    fn join(
+        &self,
+        spins: bool,
+        open: impl Fn(usize) -> Result<Opened, Error>,
+    ) -> Result<Joined, Error> {
         let made = |host: usize| {
             enter(&self.hosts[host])?;
             let (device, region) = open(host)?;
-            let end = End::new(&*device, options(true))?;
+            let end = End::new(&*device, options(spins))?;
             Ok::<_, Error>((device, region, end))
         };
         let (far_device, far_region, far) = made(1)?;
@@ -173,6 +182,14 @@ impl Joined {
             Ok(start.elapsed().as_nanos() as f64)
         })?;
         Ok(vec![took / count as f64])
+    }
+
+    /// The processor time of both sides for one transfer, in ns.
+    fn processor_time(&mut self, count: u64, size: usize, reads: bool) -> Result<Vec<f64>, Error> {
+        let before = process_time();
+        self.transfer(count, size, reads)?;
+        let took = process_time() - before;
+        Ok(vec![took.as_nanos() as f64 / count as f64])
     }
 
     /// How often the two sides' processes copy a byte of a transfer into frames and registered memory. Bytes that are read to be
@@ -228,10 +245,18 @@ fn over_tcp(host: usize) -> Result<Opened, Error> {
     Ok((Box::new(tcp), region))
 }
 
+/// Processor time of this process, of all threads.
+fn process_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::from_nanos((time.tv_sec * 1_000_000_000 + time.tv_nsec) as u64)
+}
+
 /// The ways that are measured, each over a cable of its own: a program that is attached to an interface makes TCP slower there.
 struct Ways<'a> {
     tcp: Joined,
     packets: Joined,
+    /// Packets in frames as long as the memory for one.
+    long_packets: Joined,
     /// Placed, and frames alone of the same shape.
     placed: Vec<(&'static str, Joined, RawFrames)>,
     _cables: &'a [Cable],
@@ -247,8 +272,12 @@ impl Ways<'_> {
     fn new(cables: &[Cable], authenticated: bool) -> Result<Ways<'_>, Error> {
         let mut next = cables.iter();
         let mut cable = || next.next().ok_or(Error::Fabric("no cable".into()));
-        let tcp = cable()?.ends(over_tcp)?;
-        let packets = cable()?.ends(over_ethernet(authenticated, None, FrameFaults::default()))?;
+        let tcp = cable()?.ends(true, over_tcp)?;
+        let in_packets = || over_ethernet(authenticated, None, FrameFaults::default());
+        let packets = cable()?.ends(true, in_packets())?;
+        let long = cable()?;
+        long.allow(Shape::Jumbo)?;
+        let long_packets = long.ends(true, in_packets())?;
         let mut placed = Vec::new();
         for (name, shape) in SHAPES {
             let [joined, raw] = [cable()?, cable()?];
@@ -256,12 +285,13 @@ impl Ways<'_> {
                 cable.allow(shape)?;
             }
             let open = over_ethernet(authenticated, Some(shape), FrameFaults::default());
-            let joined = joined.ends(open)?;
+            let joined = joined.ends(true, open)?;
             placed.push((name, joined, raw.frames(shape)?));
         }
         Ok(Ways {
             tcp,
             packets,
+            long_packets,
             placed,
             _cables: cables,
         })
@@ -277,7 +307,7 @@ impl Ways<'_> {
         interleave(bench.scale.rounds, sides)
     }
 
-    /// Packets, TCP, and then for each shape blocks that are placed and frames alone.
+    /// Packets, TCP, long packets, and then for each shape blocks that are placed and frames alone.
     fn transfers(
         &mut self,
         bench: &Bench,
@@ -288,6 +318,7 @@ impl Ways<'_> {
         let mut sides: Vec<Side<'_>> = vec![
             Box::new(|| self.packets.transfer(count, size, reads)),
             Box::new(|| self.tcp.transfer(count, size, reads)),
+            Box::new(|| self.long_packets.transfer(count, size, reads)),
         ];
         for (_, joined, raw) in &mut self.placed {
             sides.push(Box::new(|| joined.transfer(count, size, reads)));
@@ -316,7 +347,7 @@ fn row(
 pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     // Only root makes network namespaces.
     let cables: Result<Vec<Cable>, Error> =
-        (0..2 + 2 * SHAPES.len()).map(|_| Cable::new()).collect();
+        (0..3 + 2 * SHAPES.len()).map(|_| Cable::new()).collect();
     let Ok(cables) = cables else {
         return Ok(Vec::new());
     };
@@ -344,7 +375,11 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
             let transfers = (pings * 4096 / size as u64 / 2).max(4);
             let measured = ways.transfers(bench, transfers, size, reads)?;
             let title = format!("{name} {what}, {how}");
-            rows.push(row(&measured, (0, 1), &title, LIMIT, None));
+            let is_long = size as u64 == LENGTH;
+            let beside_tcp = is_long.then_some(1.4);
+            let long = format!("{title}, in long packets");
+            rows.push(row(&measured, (0, 1), &title, LIMIT, beside_tcp));
+            rows.push(row(&measured, (2, 1), &long, LIMIT, beside_tcp));
             let bar = match (reads, size as u64) {
                 (true, BLOCK) => Some(1.0 / 1.25),
                 (false, LENGTH) => Some(bar),
@@ -355,20 +390,22 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
                     format!("{title}, in packets"),
                     ways.packets.copies(size, reads)?,
                 );
-                rows.push(row(&measured, (0, 3), &title, "frames alone", bar));
+                rows.push(row(&measured, (0, 4), &title, "frames alone", bar));
                 rows.push(Row::new(&title, copies));
             }
             for (number, (shape, joined, _)) in ways.placed.iter_mut().enumerate() {
-                let (placed, raw) = (2 + 2 * number, 3 + 2 * number);
+                let (placed, raw) = (3 + 2 * number, 4 + 2 * number);
                 let title = format!("{title}, {shape}");
                 let limit = format!("frames alone, {shape}");
                 rows.push(row(&measured, (placed, raw), &title, &limit, bar));
                 rows.push(row(&measured, (placed, 0), &title, "in packets", None));
+                rows.push(row(&measured, (placed, 1), &title, LIMIT, beside_tcp));
                 rows.push(Row::new(&title, joined.copies(size, reads)?));
             }
         }
     }
     rows.extend(losses(bench, &cables, name)?);
+    rows.extend(processor_times(bench, &cables, name)?);
     Ok(rows)
 }
 
@@ -389,7 +426,7 @@ fn losses(bench: &Bench, cables: &[Cable], name: &str) -> Result<Vec<Row>, Error
         let mut pairs = Vec::new();
         for (cable, faults) in cables.iter().zip([FrameFaults::default(), loss]) {
             cable.allow(placed.unwrap_or(Shape::Strip))?;
-            pairs.push(cable.ends(over_ethernet(true, placed, faults))?);
+            pairs.push(cable.ends(true, over_ethernet(true, placed, faults))?);
         }
         for (what, reads) in [("read", true), ("write", false)] {
             let transfer = |pair: &mut Joined| pair.transfer(count, LENGTH as usize, reads);
@@ -398,6 +435,41 @@ fn losses(bench: &Bench, cables: &[Cable], name: &str) -> Result<Vec<Row>, Error
             let measured = interleave(bench.scale.rounds, sides.collect())?;
             let title = format!("{name} {what}, 1 MiB, authenticated, {shape}, 1 % loss");
             rows.push(row(&measured, (1, 0), &title, "no loss", Some(0.8)));
+        }
+    }
+    Ok(rows)
+}
+
+/// Processor time of both sides for a long write, while they block at once instead of spinning, beside that over TCP.
+fn processor_times(bench: &Bench, cables: &[Cable], name: &str) -> Result<Vec<Row>, Error> {
+    let count = (count(bench, true) / 16 * BLOCK / LENGTH).max(4);
+    let mut rows = Vec::new();
+    for (authenticated, how) in [(true, "authenticated"), (false, "checksum only")] {
+        let mut pairs = Vec::new();
+        let ways = [
+            ("", None, Shape::Strip),
+            ("in packets", None, Shape::Strip),
+            ("in long packets", None, Shape::Jumbo),
+            ("overlay", Some(Shape::Overlay), Shape::Overlay),
+            ("jumbo", Some(Shape::Jumbo), Shape::Jumbo),
+        ];
+        for (cable, (way, placed, mtu)) in cables.iter().zip(ways) {
+            cable.allow(mtu)?;
+            pairs.push(match way {
+                "" => cable.ends(false, over_tcp)?,
+                _ => {
+                    let open = over_ethernet(authenticated, placed, FrameFaults::default());
+                    cable.ends(false, open)?
+                }
+            });
+        }
+        let sides = pairs.iter_mut().map(|pair| {
+            Box::new(move || pair.processor_time(count, LENGTH as usize, false)) as Side<'_>
+        });
+        let measured = interleave(bench.scale.rounds, sides.collect())?;
+        for (side, (way, ..)) in ways.iter().enumerate().skip(1) {
+            let title = format!("{name} processor time, write, 1 MiB, {how}, {way}");
+            rows.push(row(&measured, (side, 0), &title, LIMIT, Some(2.0)));
         }
     }
     Ok(rows)

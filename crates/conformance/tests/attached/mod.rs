@@ -9,7 +9,9 @@ use std::time::Duration;
 use connections::control;
 use connections::transports::{Transports, Wanted};
 use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults};
-use fabric::{Access, Event, Provider, Queue, QueueOptions, Role, Source, Work, WorkRequest};
+use fabric::{
+    Access, Event, Multicast, Provider, Queue, QueueOptions, Role, Source, Work, WorkRequest,
+};
 use pmem::Region;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
 
@@ -168,7 +170,7 @@ fn forged(from: [u8; 6], to: [u8; 6], endpoint: u32, kind: u8) -> Vec<u8> {
     frame[6..12].copy_from_slice(&from);
     frame[12..14].copy_from_slice(&[0x80, 0x01]);
     frame[14..16].copy_from_slice(&[0, 1]);
-    frame[16..18].copy_from_slice(&[3, kind]);
+    frame[16..18].copy_from_slice(&[4, kind]);
     frame[24..28].copy_from_slice(&endpoint.to_le_bytes());
     // Packets that are not repeated have the highest bit of their number set.
     if kind >= 16 {
@@ -393,4 +395,42 @@ fn a_host_without_frames_is_reached_by_tcp() {
         let reason = "not ethernet: a: frames from 10.89.0.2 did not come to tako0";
         assert!(second.contains(reason), "{second}");
     });
+}
+
+/// The kernel keeps 256 bytes of the 4096 that each frame has.
+#[test]
+fn packets_are_as_long_as_the_mtu_allows() {
+    const LENGTH: usize = 100_000;
+    let link = Link::pair();
+    for host in 0..2 {
+        link.ip(host, &format!("link set {INTERFACE} mtu 9000"));
+    }
+    let setup = super::link::OnLink::over(link, options());
+    let mut pair = Pair::new(&setup);
+    let longest = match pair.near.device.capabilities().multicast {
+        Multicast::Lossy { bytes, .. } => bytes,
+        other => panic!("{other:?}"),
+    };
+    assert!((3700..3840).contains(&longest), "{longest}");
+    let far = pair.far.memory(LENGTH as u64, Access::ALL);
+    let remote = pair.import(&far);
+    let near = pair.near.memory(2 * LENGTH as u64, Access::LOCAL);
+    let bytes: Vec<u8> = (0..LENGTH).map(|at| (at / 7) as u8).collect();
+    near.region().write(0, &bytes);
+    let written = [near.piece(0, LENGTH as u32)];
+    let write = Work::Write {
+        from: Source::Pieces(&written),
+        to: remote.at(0),
+        immediate: None,
+    };
+    assert_eq!(pair.carry_out(1, write), Ok(0));
+    let into = [near.piece(LENGTH as u64, LENGTH as u32)];
+    let read = Work::Read {
+        into: &into,
+        from: remote.at(0),
+    };
+    assert_eq!(pair.carry_out(2, read), Ok(0));
+    let mut found = vec![0; LENGTH];
+    near.region().read(LENGTH as u64, &mut found);
+    assert!(found == bytes);
 }

@@ -31,7 +31,10 @@ struct Written {
 
 impl Written {
     fn new(shape: Shape) -> Written {
-        let mut lied = Lied::new(shape);
+        Written::over(Lied::new(shape))
+    }
+
+    fn over(mut lied: Lied) -> Written {
         let mut random = Random(41);
         let model = random.bytes((BLOCKS * BLOCK) as usize);
         lied.pool.write(0, &model);
@@ -48,11 +51,17 @@ impl Written {
 
     /// The receiver aims at the blocks. Number of the first frame.
     fn aim(&mut self) -> u32 {
+        self.ask_for_aim();
+        let [first, _, front] = self.words_in(AIMED);
+        self.send_empty(front);
+        first
+    }
+
+    fn ask_for_aim(&mut self) {
         let words = [0, self.memory.descriptor().key.0, START].map(u64::to_le_bytes);
         let total = (self.data.len() as u32).to_le_bytes();
         let body = [&words.concat(), &total[..], &[0; 4]].concat();
         self.tell(AIM, 0, &body);
-        self.number_in(AIMED)
     }
 
     fn tell(&mut self, kind: u8, sequence: u64, body: &[u8]) {
@@ -67,16 +76,38 @@ impl Written {
 
     /// Number of the first frame in the next answer of this kind.
     fn number_in(&mut self, kind: u8) -> u32 {
+        self.numbers_in(kind)[0]
+    }
+
+    /// Number of the first frame in the next answer of this kind, and of the expected one, counted from it.
+    fn numbers_in(&mut self, kind: u8) -> [u32; 2] {
+        let [first, frame, _] = self.words_in(kind);
+        [first, frame]
+    }
+
+    /// The same, and how many frames without content have to come first.
+    fn words_in(&mut self, kind: u8) -> [u32; 3] {
         let mut number = None;
         self.lied.until("an answer", |_, liar| {
             let frames = liar.receive();
-            let found = frames.iter().map(|frame| parts(frame));
-            for (_, _, body) in found.filter(|(it, ..)| *it == kind) {
-                number = body[8..12].first_chunk().map(|it| u32::from_le_bytes(*it));
+            for frame in frames.iter().filter(|frame| parts(frame).0 == kind) {
+                let body = parts(frame).2;
+                let word = |bytes: &[u8]| bytes.first_chunk().map(|it| u32::from_le_bytes(*it));
+                let words = [&body[8..], &body[12..], &frame[28..]].map(word);
+                number = words[0].zip(words[1]).zip(words[2]);
             }
             number.is_some()
         });
-        number.unwrap()
+        let ((first, frame), front) = number.unwrap();
+        [first, frame, front]
+    }
+
+    /// The same by the queue of all other frames: first frames without content use up the descriptors in front.
+    fn send_empty(&mut self, count: u32) {
+        for _ in 0..count {
+            let frame = self.lied.liar.empty(&self.greeting);
+            self.lied.liar.send_data(&frame);
+        }
     }
 
     /// Data of a frame of the write.
@@ -95,7 +126,8 @@ impl Written {
     /// Ends the write: the receiver compares the seal with the blocks.
     fn seal(&mut self) {
         let request = 0u64.to_le_bytes();
-        let mut seal = crc32c_of(&[&request, &self.data]).to_le_bytes().to_vec();
+        let (first, last) = self.data.split_at(BLOCK as usize);
+        let mut seal = crc32c_of(&[last, first, &request]).to_le_bytes().to_vec();
         seal.resize(32, 0);
         self.tell(PLACED, 1, &[&request[..], &seal].concat());
     }
@@ -193,6 +225,76 @@ fn a_forged_frame_is_found_before_its_block_is_exposed() {
         assert!(written.lied.near.messages.is_empty(), "it was announced");
         let end = START + COUNT * BLOCK;
         written.lied.check(&written.model, START - 16..end);
+        for frame in 0..3 * COUNT as u32 {
+            written.send(again, frame);
+        }
+        written.is_done();
+    }
+}
+
+/// The sender has not announced that all frames were sent, so only the dropped ones tell the receiver.
+#[test]
+fn a_frame_that_later_ones_overtake_is_asked_for_at_once_each_time_that_it_is_lost() {
+    for shape in [Shape::Strip, Shape::Overlay] {
+        let mut written = Written::new(shape);
+        let first = written.aim();
+        written.send(first, 0);
+        for _ in 0..3 {
+            (2..6).for_each(|frame| written.send(first, frame));
+            assert_eq!(written.numbers_in(RESEND), [first, 1], "{shape:?}");
+        }
+        (1..4).for_each(|frame| written.send(first, frame));
+        written.send(first, 5);
+        assert_eq!(written.numbers_in(RESEND), [first, 4], "{shape:?}");
+        (4..6).for_each(|frame| written.send(first, frame));
+        written.seal();
+        written.is_done();
+    }
+}
+
+/// A frame that has come before displaces nothing, and none is missing.
+#[test]
+fn repeated_frames_of_a_run_are_not_answered() {
+    let mut written = Written::new(Shape::Strip);
+    let first = written.aim();
+    for frame in 0..5 {
+        written.send(first, frame);
+        (0..=frame).for_each(|before| written.send(first, before));
+    }
+    written.lied.near.poll();
+    let frames = written.lied.liar.receive();
+    let asked = frames.iter().filter(|frame| parts(frame).0 == RESEND);
+    assert_eq!(asked.count(), 0);
+    written.send(first, 5);
+    written.seal();
+    written.is_done();
+}
+
+/// On one queue, too, and the bytes that headers cover are back before it aims again.
+#[test]
+fn a_forged_frame_on_one_queue_is_found_before_its_block_is_exposed() {
+    for shape in [Shape::Strip, Shape::Overlay] {
+        let mut written = Written::over(Lied::on_one_queue(shape));
+        let first = written.aim();
+        for frame in 0..3 * COUNT as u32 {
+            if frame == 4 {
+                let forged = written
+                    .lied
+                    .liar
+                    .data(&written.greeting, first + 4, &[0xee; 1496]);
+                written.lied.liar.send_data(&forged);
+            }
+            written.send(first, frame);
+        }
+        written.seal();
+        let [again, frame, front] = written.words_in(RESEND);
+        assert_eq!(frame, 0);
+        let counters = written.lied.setup.devices.borrow()[0].counters();
+        assert_eq!((counters.placed, counters.rejected), (0, 1), "{shape:?}");
+        assert!(written.lied.near.messages.is_empty(), "it was announced");
+        let end = START + COUNT * BLOCK;
+        written.lied.check(&written.model, START..end);
+        written.send_empty(front);
         for frame in 0..3 * COUNT as u32 {
             written.send(again, frame);
         }

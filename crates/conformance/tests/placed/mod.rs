@@ -244,10 +244,20 @@ fn the_memory_for_frames_is_out_of_reach() {
 /// The key goes while blocks are aimed at.
 #[test]
 fn a_withdrawn_key_ends_what_is_aimed() {
-    let setup = Placing::new(Shape::Overlay, FrameFaults::default());
-    let mut pair = Pair::new(&setup);
+    withdraw_while_aimed(&Placing::new(Shape::Overlay, FrameFaults::default()));
+}
+
+#[test]
+fn a_withdrawn_key_ends_what_is_aimed_on_one_queue() {
+    for shape in [Shape::Overlay, Shape::Strip] {
+        withdraw_while_aimed(&Placing::on_one_queue(shape, FrameFaults::default()));
+    }
+}
+
+fn withdraw_while_aimed(setup: &Placing) {
+    let mut pair = Pair::new(setup);
     let mut random = Random(14);
-    let target = Target::new(&pair, &setup, &mut random);
+    let target = Target::new(&pair, setup, &mut random);
     let remote = pair.import(&target.memory);
     let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
     let pieces = [near.piece(0, 256 * BLOCK as u32)];
@@ -312,14 +322,24 @@ fn a_thread_that_ends_leaves_nothing_aimed() {
 /// Two peers have a key of the same pool each.
 #[test]
 fn keys_of_a_pool_are_withdrawn_one_by_one() {
-    let setup = Placing::new(Shape::Strip, FrameFaults::default());
-    let mut pair = Pair::new(&setup);
+    withdraw_one_by_one(&Placing::new(Shape::Strip, FrameFaults::default()));
+}
+
+#[test]
+fn keys_of_a_pool_are_withdrawn_one_by_one_on_one_queue() {
+    for shape in [Shape::Overlay, Shape::Strip] {
+        withdraw_one_by_one(&Placing::on_one_queue(shape, FrameFaults::default()));
+    }
+}
+
+fn withdraw_one_by_one(setup: &Placing) {
+    let mut pair = Pair::new(setup);
     let mut random = Random(16);
-    let mut target = Target::new(&pair, &setup, &mut random);
+    let mut target = Target::new(&pair, setup, &mut random);
     let pool = target.memory.region().clone();
     let other = pair.far.device.register(&pool, Access::ALL).unwrap();
     let kept = pair.import(&target.memory);
-    let (other_far, other_near) = super::suite::join(&setup, &mut pair.near, &mut pair.far);
+    let (other_far, other_near) = super::suite::join(setup, &mut pair.near, &mut pair.far);
     let export = pair.far.queue.export(other_near, &other).unwrap();
     let withdrawn = pair.near.queue.import(other_far, export).unwrap();
     let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);

@@ -146,7 +146,11 @@ fn answers(lied: &mut Lied, greeting: &fabric::Parameters, number: &mut u64) -> 
 /// A peer has had a long run aimed at, and has ended. Others are answered all the time until it counts as lost.
 #[test]
 fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
-    let mut lied = Lied::on_one_queue(Shape::Strip);
+    SHAPES.into_iter().for_each(die_after_aim);
+}
+
+fn die_after_aim(shape: Shape) {
+    let mut lied = Lied::on_one_queue(shape);
     let model = Random(53).bytes((BLOCKS * BLOCK) as usize);
     lied.pool.write(0, &model);
     let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
@@ -172,7 +176,11 @@ fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
 /// A peer has used up all descriptors in front, and sends no data: the descriptors are withdrawn, since all other frames wait for them.
 #[test]
 fn a_peer_that_sends_no_data_keeps_other_frames_away_for_a_moment_only() {
-    let mut lied = Lied::on_one_queue(Shape::Strip);
+    SHAPES.into_iter().for_each(send_no_data);
+}
+
+fn send_no_data(shape: Shape) {
+    let mut lied = Lied::on_one_queue(shape);
     let model = Random(52).bytes((BLOCKS * BLOCK) as usize);
     lied.pool.write(0, &model);
     let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();

@@ -134,7 +134,7 @@ impl RawHost {
     fn packet(&self, hello: &[u8], packet: Packet<'_>) -> Vec<u8> {
         let mut frame = [&hello[8..14], &self.hardware, &COMMAND[..]].concat();
         // Numbers of greetings have the other order.
-        frame.extend([hello[15], hello[14], 3, packet.kind, packet.flags, 0]);
+        frame.extend([hello[15], hello[14], 4, packet.kind, packet.flags, 0]);
         frame.extend((packet.body.len() as u32).to_le_bytes());
         frame.extend(&hello[4..8]);
         frame.extend(7u32.to_le_bytes());

@@ -25,6 +25,16 @@ impl Faulty {
         self.random.below(1000) < permille as usize
     }
 
+    /// Whether the next frame is lost, if nothing else ever happens to frames: then they need not be copied.
+    pub fn loses(&mut self) -> Option<bool> {
+        let loss = FrameFaults {
+            loss_permille: self.faults.loss_permille,
+            seed: self.faults.seed,
+            ..FrameFaults::default()
+        };
+        (self.faults == loss).then(|| self.happens(loss.loss_permille))
+    }
+
     /// Arriving copies of a frame, in order.
     pub fn treat(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let faults = self.faults;

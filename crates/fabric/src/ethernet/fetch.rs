@@ -21,6 +21,7 @@ use super::input::{Outcome, refuse, sent};
 use super::link::{Answer, Asked, Landing, Link, RESEND_AFTER};
 use super::local::Local;
 use super::placement::{self, Aimed, BLOCK, BLOCKS_MAX, Progress, Run};
+use super::protection::is_same;
 use super::wire::{self, Kind, Packet};
 use crate::{Access, Failure, Key};
 
@@ -83,7 +84,7 @@ pub fn aim(link: &mut Link, local: &Local) -> Option<Aimed> {
     let mut placement = placement.lock();
     let aimed = placement.aim_next(&local.shared, *shape, owner, run)?;
     let is_alone = local.shared.is_on_one_queue();
-    let landing = Landing::new(request, (offset, bytes), aimed, is_alone);
+    let landing = Landing::new(request, bytes, aimed, is_alone);
     link.fetches.push_back(landing);
     Some(aimed)
 }
@@ -193,12 +194,11 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
     let mut placing = placement.lock();
     let wanted = match placing.progress(&shared, *shape, owner, fetch.first) {
         Some(Progress::All) => {
+            let (aim, made) = ((owner, fetch.first), (&other.from, request));
+            let seal = placing.seal(&shared, *shape, aim, made);
             placing.finish(&shared, *shape, owner, fetch.first);
             drop(placing);
-            let (offset, bytes) = (fetch.offset, fetch.bytes);
-            let seal =
-                placement::seal_of_region(&other.from, request, &shared.region, offset, bytes);
-            let is_right = wire::is_same(&seal, &head.seal);
+            let is_right = seal.is_some_and(|seal| is_same(&seal, &head.seal));
             link.fetches.pop_front();
             if is_right {
                 shared.count_placed(frames);
@@ -233,7 +233,8 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
     Outcome::Stalled
 }
 
-fn ask_again(link: &mut Link, local: &mut Local, request: u64, frame: u32) {
+/// Asks for the frames of a read from this one on.
+pub fn ask_again(link: &mut Link, local: &mut Local, request: u64, frame: u32) {
     let body = wire::Answer {
         request: request.into(),
         value: u64::from(frame).into(),

@@ -19,7 +19,7 @@ const EMPTY_MAX: u32 = 4096;
 /// Bytes of a frame without content.
 const EMPTY_BYTES: u32 = 64;
 /// Frames that are given to the kernel in one call.
-const BATCH: usize = 64;
+const BATCH: usize = 16;
 /// Bytes of the link-layer header, the only one of these frames.
 const HEADER: usize = 16;
 
@@ -204,7 +204,9 @@ fn send(
         } else {
             given as u32
         };
-        if sent == 0 || given < batch.len() || next == frames {
+        // What has come may ask for a frame again: those behind it are in vain.
+        let is_interrupted = local.socket.has_come();
+        if sent == 0 || given < batch.len() || next == frames || is_interrupted {
             return next;
         }
     }
@@ -229,6 +231,14 @@ fn put_frame(local: &mut Local, shape: Shape, frame: PlacedFrame, batch: &mut Ve
     let Some(mut faults) = local.faults.take() else {
         return batch.push(frame);
     };
+    if let Some(is_lost) = faults.loses() {
+        match is_lost {
+            true => frame.0.iter().for_each(|part| local.frames.release(part.0)),
+            false => batch.push(frame),
+        }
+        local.faults = Some(faults);
+        return;
+    }
     let shared = local.shared.clone();
     let mut bytes = Vec::new();
     for &(part, length) in &frame.0 {

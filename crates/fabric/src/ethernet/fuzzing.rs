@@ -13,10 +13,9 @@ use super::link::{Asked, Link, Other, Pending, State};
 use super::local::{Local, Supplied, Target};
 use super::payload::Payload;
 use super::placement::Placement;
+use super::protection::Protection;
 use super::shared::{Member, Shared};
-use super::wire::{
-    HEADER_BYTES, Header, Hello, Kind, Protection, TYPES, UNSEQUENCED, VERSION, parse,
-};
+use super::wire::{HEADER_BYTES, Header, Hello, Kind, TYPES, UNSEQUENCED, VERSION, parse};
 use super::{EthernetOptions, PlacedPool};
 use crate::{Access, EndpointId, Registration, Report, Supply};
 
@@ -50,6 +49,7 @@ pub fn frame(input: &[u8]) {
         assert_eq!(packet.header.as_bytes(), &input[..HEADER_BYTES]);
         assert!(packet.body.len() <= input.len() - HEADER_BYTES);
         let _ = Protection::Checksum.is_right(&packet);
+        let _ = Protection::Checksum.open(&mut input.to_vec());
     }
     if let Ok(hello) = Hello::read_from_bytes(input) {
         assert_eq!(hello.as_bytes(), input);
@@ -76,17 +76,17 @@ pub fn packets(input: &[u8]) {
         let (body, after) = behind.split_at(length);
         rest = after;
         count += 1;
-        let Some(frame) = packet(&link, head, body) else {
+        let Some(mut frame) = packet(&link, head, body) else {
             continue;
         };
-        let Some(packet) = parse(&frame) else {
+        if parse(&frame).is_none() {
             continue;
-        };
-        if input::take(&mut link, &mut local, &packet, &frame, now) == Fate::Goes {
+        }
+        if input::take(&mut link, &mut local, &mut frame, now) == Fate::Goes {
             break;
         }
         link.transmit(&mut local, now);
-        link.acknowledge(&mut local, true);
+        link.acknowledge(&mut local, now, true);
         now += STEP;
         link.check(&mut local, now);
     }
@@ -139,7 +139,7 @@ fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
     header.sequence = sequence.into();
     header.expected = expected.saturating_sub(u64::from(acknowledged % 8)).into();
     header.selective = u64::from(acknowledged / 8).into();
-    header.check = Protection::Checksum.check(&header, body);
+    header.check = Protection::Checksum.protect(&header, &mut body.to_vec());
     Some([header.as_bytes(), body].concat())
 }
 

@@ -1,7 +1,9 @@
 //! Packets that have come: checked, put in order, and executed once.
 
+use std::ops::Range;
 use std::time::Instant;
 
+use xdp::Missing;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -10,6 +12,7 @@ use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run,
 use super::local::Local;
 use super::output::AIMED;
 use super::placement::{self, Progress};
+use super::protection::is_same;
 use super::window::PacketOrder;
 use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
 use super::{TRANSFER_MAX, count, fetch};
@@ -17,6 +20,8 @@ use crate::{Access, Failure, Key, Origin, Report};
 
 /// Requests of a peer that can wait for their answers.
 const ANSWERS_MAX: usize = 1 << 16;
+/// Where the hardware address of its sender is in a frame.
+const SOURCE: Range<usize> = 6..12;
 
 /// Result of a packet.
 pub enum Outcome {
@@ -35,22 +40,27 @@ pub enum Fate {
     Goes,
 }
 
-/// Executes a packet for this link with a valid header.
-pub fn take(
+/// Executes a packet for this link, in a frame with a valid header.
+pub fn take(link: &mut Link, local: &mut Local, frame: &mut [u8], now: Instant) -> Fate {
+    let Some(other) = &link.other else {
+        return Fate::Stays;
+    };
+    let is_from_it = frame.get(SOURCE) == Some(&other.target.hardware[..]);
+    let is_right = is_from_it && other.from.open(frame);
+    let Some(packet) = wire::parse(frame).filter(|_| is_right) else {
+        count(&local.shared.counts.rejected);
+        return Fate::Stays;
+    };
+    execute_opened(link, local, &packet, frame, now)
+}
+
+fn execute_opened(
     link: &mut Link,
     local: &mut Local,
     packet: &Packet<'_>,
     frame: &[u8],
     now: Instant,
 ) -> Fate {
-    let Some(other) = &link.other else {
-        return Fate::Stays;
-    };
-    let is_from_it = packet.header.source == other.target.hardware;
-    if !is_from_it || !other.from.is_right(packet) {
-        count(&local.shared.counts.rejected);
-        return Fate::Stays;
-    }
     let number = packet.header.sequence.get();
     let is_sequenced = number & UNSEQUENCED == 0;
     if !is_sequenced && !link.incoming.is_news(number & !UNSEQUENCED) {
@@ -159,6 +169,11 @@ fn execute_next(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame: 
         Outcome::Executed => {
             link.incoming.expected += 1;
             link.owe();
+            // Its requester waits for nothing else.
+            if matches!(packet.kind, Kind::Write | Kind::Placed) && packet.header.flags & LAST != 0
+            {
+                link.owed = Owed::Now;
+            }
             !link.ended
         }
         Outcome::Stalled => {
@@ -412,7 +427,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
     match aimed {
         Ok(aimed) => {
             let is_alone = shared.is_on_one_queue();
-            let landing = |aimed| Landing::new(request, (offset, bytes), aimed, is_alone);
+            let landing = |aimed| Landing::new(request, bytes, aimed, is_alone);
             link.landing = aimed.map(landing);
             link.answers.push_back(Answer::Aimed { request, aimed });
         }
@@ -490,10 +505,9 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
             return Outcome::Executed;
         }
         Some(Progress::All) => {
-            let (offset, bytes) = (landing.offset, landing.bytes);
-            let seal =
-                placement::seal_of_region(&other.from, request, &shared.region, offset, bytes);
-            if wire::is_same(&seal, &head.seal) {
+            let (aim, made) = ((owner, landing.first), (&other.from, request));
+            let seal = placement.seal(&shared, *shape, aim, made);
+            if seal.is_some_and(|seal| is_same(&seal, &head.seal)) {
                 placement.finish(&shared, *shape, owner, landing.first);
                 drop(placement);
                 link.landing = None;
@@ -546,6 +560,29 @@ fn ask_again(link: &mut Link, local: &mut Local, request: u64, (first, from): (u
     };
     let front = local.shared.front();
     link.tell_with(local, Kind::Resend, (0, front), answer.as_bytes());
+}
+
+/// The program has dropped frames behind a missing one: it is asked for at once, so that its sender does not send the rest of the run in
+/// vain.
+pub fn ask_for_missing(link: &mut Link, local: &mut Local, missing: Missing, now: Instant) {
+    let Some(shape) = local.shared.placement.as_ref().map(|(_, shape)| *shape) else {
+        return;
+    };
+    let frames = |landing: &Landing| landing.bytes / placement::BLOCK * shape.frames();
+    if let Some(landing) = &mut link.landing {
+        let count = frames(landing);
+        if let Some(frame) = landing.misses(missing, count, now) {
+            let (request, first) = (landing.request, landing.first);
+            return ask_again(link, local, request, (first, frame));
+        }
+    }
+    for landing in &mut link.fetches {
+        let count = frames(landing);
+        if let Some(frame) = landing.misses(missing, count, now) {
+            let request = landing.request;
+            return fetch::ask_again(link, local, request, frame);
+        }
+    }
 }
 
 /// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after a

@@ -4,14 +4,15 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use xdp::Shape;
+use xdp::{Missing, Shape};
 
 use super::fetch::Serving;
 use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
 use super::placement::Aimed;
+use super::protection::Protection;
 use super::window::{Incoming, Outgoing};
-use super::wire::{self, Kind, Protection};
+use super::wire::{self, Kind};
 use super::{count, frames, input, output, unreachable};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
@@ -32,8 +33,10 @@ const DOUBLED_MAX: u32 = 5;
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
 const STUCK_AFTER: u32 = 100;
-/// Packets after which an acknowledgement does not wait for something that could take it along.
-const UNACKNOWLEDGED_MAX: u32 = 16;
+/// Packets after which an acknowledgement does not wait for something that could take it along: half of the least window.
+const UNACKNOWLEDGED_MAX: u32 = 4;
+/// How long it waits otherwise, while the thread polls.
+const ACKNOWLEDGED_AFTER: Duration = Duration::from_micros(20);
 
 /// Where an endpoint stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,7 +162,6 @@ pub struct Run {
 /// Blocks that are placed here.
 pub struct Landing {
     pub request: u64,
-    pub offset: u64,
     pub bytes: u32,
     pub first: u32,
     /// Frames without content that were announced with it.
@@ -172,6 +174,8 @@ pub struct Landing {
     asked: Option<(u32, Instant)>,
     /// The frame that was expected last, and since when.
     waits: (u32, Instant),
+    /// The frame that was asked for because later ones came.
+    missed: Option<Missing>,
     /// When it was aimed at, and how often before.
     aimed_at: Instant,
     aimed_before: u32,
@@ -179,10 +183,9 @@ pub struct Landing {
 
 impl Landing {
     /// `is_alone`: nothing else arrives while frames are missing, so that they are asked for before all were sent.
-    pub fn new(request: u64, (offset, bytes): (u64, u32), aimed: Aimed, is_alone: bool) -> Landing {
+    pub fn new(request: u64, bytes: u32, aimed: Aimed, is_alone: bool) -> Landing {
         Landing {
             request,
-            offset,
             bytes,
             first: aimed.first,
             front: aimed.front,
@@ -193,6 +196,7 @@ impl Landing {
             is_sent: is_alone,
             asked: None,
             waits: (0, Instant::now()),
+            missed: None,
             aimed_at: Instant::now(),
             aimed_before: 0,
         }
@@ -208,6 +212,17 @@ impl Landing {
     /// The expected frame is asked for.
     pub fn ask(&mut self, now: Instant) {
         self.asked = Some((self.waits.0, now));
+    }
+
+    /// The frame of the run that later ones have overtaken, if it is to be asked for: once for each time that it was lost.
+    pub fn misses(&mut self, missing: Missing, frames: u32, now: Instant) -> Option<u32> {
+        let frame = missing.frame.wrapping_sub(self.first);
+        if frame >= frames || self.missed == Some(missing) {
+            return None;
+        }
+        self.missed = Some(missing);
+        self.asked = Some((frame, now));
+        Some(frame)
     }
 
     /// When the expected frame is to be asked for. Nothing before all were sent.
@@ -263,8 +278,8 @@ pub struct Coming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owed {
     Nothing,
-    /// With the next packet, or at the next poll.
-    Soon(u32),
+    /// With the next packet, or a little after the first poll: for so many packets, and since then.
+    Soon(u32, Option<Instant>),
     Now,
 }
 
@@ -551,17 +566,21 @@ impl Link {
     /// A packet has arrived that must be acknowledged.
     pub fn owe(&mut self) {
         self.owed = match self.owed {
-            Owed::Nothing => Owed::Soon(1),
-            Owed::Soon(count) if count < UNACKNOWLEDGED_MAX => Owed::Soon(count + 1),
+            Owed::Nothing => Owed::Soon(1, None),
+            Owed::Soon(count, since) if count + 1 < UNACKNOWLEDGED_MAX => {
+                Owed::Soon(count + 1, since)
+            }
             _ => Owed::Now,
         };
     }
 
-    /// Sends an acknowledgement that nothing has taken along: a new one only if it must not wait.
-    pub fn acknowledge(&mut self, local: &mut Local, all: bool) {
+    /// Sends an acknowledgement that nothing has taken along, if it must not wait, or has waited.
+    pub fn acknowledge(&mut self, local: &mut Local, now: Instant, all: bool) {
         match self.owed {
             Owed::Nothing => {}
-            Owed::Soon(_) if !all => self.owed = Owed::Now,
+            Owed::Soon(count, None) if !all => self.owed = Owed::Soon(count, Some(now)),
+            Owed::Soon(_, Some(since))
+                if !all && now.saturating_duration_since(since) < ACKNOWLEDGED_AFTER => {}
             _ => self.tell(local, Kind::Acknowledge, 0, &[]),
         }
     }
@@ -622,7 +641,7 @@ mod tests {
     fn each_missing_frame_is_asked_for_soon_and_the_same_one_not_too_often() {
         let start = Instant::now();
         let aimed = Aimed { first: 0, front: 0 };
-        let mut landing = Landing::new(0, (0, 4096), aimed, false);
+        let mut landing = Landing::new(0, 4096, aimed, false);
         assert_eq!(landing.due(), None, "the sender is not done");
         landing.expects(5, start);
         assert_eq!(landing.due(), Some(start + MISSED_AFTER));
@@ -644,7 +663,7 @@ mod tests {
     #[test]
     fn a_run_stalls_without_frames_and_with_few() {
         let aimed = Aimed { first: 0, front: 0 };
-        let mut landing = Landing::new(0, (0, 1 << 20), aimed, true);
+        let mut landing = Landing::new(0, 1 << 20, aimed, true);
         let mut start = Instant::now();
         landing.aimed(aimed, start);
         assert!(!landing.is_stalled(start + STALLED_AFTER / 2));

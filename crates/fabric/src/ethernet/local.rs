@@ -8,8 +8,9 @@ use xdp::{Descriptor, Membership, Socket};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::faulty::Faulty;
+use super::protection::Protection;
 use super::shared::{Frames, GroupMessage, Member, Shared, group_hardware, tag};
-use super::wire::{COMMAND_BYTES, Header, Kind, Protection, VERSION};
+use super::wire::{COMMAND_BYTES, Header, Kind, VERSION};
 use super::{count, wire};
 use crate::transport::Arrival;
 use crate::{GroupId, Origin, Piece, Registration, Report, Supply};
@@ -136,7 +137,7 @@ impl Local {
         header.sequence = head.sequence.into();
         header.expected = head.expected.into();
         header.selective = head.selective.into();
-        header.check = protection.check(&header, &self.body);
+        header.check = protection.protect(&header, &mut self.body);
         let address = self.shared.address(frame);
         let region = &self.shared.region;
         region.write(address, header.as_bytes());

@@ -18,8 +18,8 @@ use pmem::Region;
 use xdp::{DataSocket, Descriptor, Hardware, Port, Shape, SharedAim};
 
 use super::payload::Payload;
+use super::protection::{Protection, Sealing};
 use super::shared::{Shared, tag};
-use super::wire::Protection;
 use crate::{EndpointId, Key, Registration};
 
 /// Bytes of a block.
@@ -34,8 +34,8 @@ const NUMBERS: u32 = 1 << 31;
 const HEADROOM: u64 = 256;
 /// The header that stays in front of a frame without stripping.
 const HEADER: u64 = 16;
-/// Bytes that are hashed in one step.
-const STEP: usize = 64 << 10;
+/// Blocks that are hashed in one step.
+pub const STEP: u32 = 16;
 
 /// A run of blocks that is aimed at.
 struct Aim {
@@ -46,6 +46,9 @@ struct Aim {
     landed: u32,
     /// Bytes before the first block, where a header arrives.
     saved: [u8; HEADER as usize],
+    /// The seal of blocks that have landed, and how many: from the last one down.
+    sealing: Option<Sealing>,
+    sealed: u32,
 }
 
 /// The part of a port that places data.
@@ -98,6 +101,8 @@ impl Aim {
             first,
             landed: 0,
             saved,
+            sealing: None,
+            sealed: 0,
         }
     }
 
@@ -119,6 +124,25 @@ impl Aim {
         let block = self.run.blocks - 1 - piece / shape.pieces();
         let (at, bytes) = shape.piece(piece % shape.pieces());
         (self.run.offset + u64::from(block * BLOCK + at), bytes)
+    }
+
+    /// Adds blocks that have landed to the seal: as many steps as there are, or the last blocks, too.
+    fn add_to_seal(&mut self, shared: &Shared, shape: Shape, protection: &Protection) {
+        let landed = self.landed / shape.pieces();
+        let mut sealing = self
+            .sealing
+            .take()
+            .unwrap_or_else(|| protection.begin_seal());
+        while self.sealed + STEP <= landed || (self.sealed < landed && self.is_whole(shape)) {
+            let count = STEP.min(landed - self.sealed);
+            let end = self.run.blocks - self.sealed;
+            add_blocks(&mut sealing, end, count, |block, into| {
+                let at = self.run.offset + u64::from(block * BLOCK);
+                shared.region.read(at, into);
+            });
+            self.sealed += count;
+        }
+        self.sealing = Some(sealing);
     }
 
     /// Where the memory of a descriptor begins.
@@ -324,6 +348,38 @@ impl Placement {
         })
     }
 
+    /// Adds blocks that have landed to the seals of their runs, while others are on their way. `protection` is that of the owner's peer.
+    pub fn add_to_seals(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        protection: impl FnOnce((u32, EndpointId)) -> Option<Protection>,
+    ) {
+        if self.aims.is_empty() {
+            return;
+        }
+        if let Some(protection) = protection(self.owner) {
+            self.drain(shared, shape);
+            for aim in &mut self.aims {
+                aim.add_to_seal(shared, shape, &protection);
+            }
+        }
+    }
+
+    /// The seal of an owner's whole run with this first frame.
+    pub fn seal(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        (owner, first): ((u32, EndpointId), u32),
+        (protection, request): (&Protection, u64),
+    ) -> Option<[u8; 32]> {
+        let is_it = |aim: &&mut Aim| self.owner == owner && aim.first == first;
+        let aim = self.aims.iter_mut().find(is_it)?;
+        aim.add_to_seal(shared, shape, protection);
+        Some(aim.sealing.take()?.end(request))
+    }
+
     /// The run of an owner with this first frame has ended.
     pub fn finish(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId), first: u32) {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
@@ -435,7 +491,7 @@ pub fn is_run(shared: &Shared, offset: u64, bytes: u64) -> bool {
         && offset + bytes <= shared.pool_bytes
 }
 
-/// The seal of a run that has landed.
+/// The seal of a run of a region.
 pub fn seal_of_region(
     protection: &Protection,
     request: u64,
@@ -443,8 +499,8 @@ pub fn seal_of_region(
     offset: u64,
     bytes: u32,
 ) -> [u8; 32] {
-    seal(protection, request, bytes, |at, into| {
-        region.read(offset + u64::from(at), into);
+    seal(protection, request, bytes / BLOCK, |block, into| {
+        region.read(offset + u64::from(block * BLOCK), into);
     })
 }
 
@@ -456,25 +512,33 @@ pub fn seal_of_payload(
     from: u32,
     bytes: u32,
 ) -> [u8; 32] {
-    seal(protection, request, bytes, |at, into| {
-        data.gather(from + at, into)
+    seal(protection, request, bytes / BLOCK, |block, into| {
+        data.gather(from + block * BLOCK, into)
     })
 }
 
 fn seal(
     protection: &Protection,
     request: u64,
-    bytes: u32,
+    blocks: u32,
     mut read: impl FnMut(u32, &mut [u8]),
 ) -> [u8; 32] {
-    let mut buffer = vec![0; STEP.min(bytes as usize)];
-    let mut sealing = protection.begin_seal(request);
-    let mut at = 0;
-    while at < bytes {
-        let count = (bytes - at).min(STEP as u32) as usize;
-        read(at, &mut buffer[..count]);
-        sealing.update(&buffer[..count]);
-        at += count as u32;
+    let mut sealing = protection.begin_seal();
+    let mut end = blocks;
+    while end > 0 {
+        let count = STEP.min(end);
+        add_blocks(&mut sealing, end, count, &mut read);
+        end -= count;
     }
-    sealing.end()
+    sealing.end(request)
+}
+
+/// Adds so many blocks below a number to a seal, the last one first.
+fn add_blocks(sealing: &mut Sealing, end: u32, count: u32, mut read: impl FnMut(u32, &mut [u8])) {
+    sealing.add((count * BLOCK) as usize, |buffer| {
+        let blocks = buffer.chunks_exact_mut(BLOCK as usize);
+        for (block, into) in (end - count..end).rev().zip(blocks) {
+            read(block, into);
+        }
+    });
 }

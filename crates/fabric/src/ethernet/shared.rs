@@ -12,8 +12,8 @@ use pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use smallvec::SmallVec;
 use xdp::{
-    Descriptor, Hardware, Interface, Membership, Mode, PlacedOptions, Port, PortOptions, Shape,
-    Socket,
+    Descriptor, Hardware, Interface, Lane, Membership, Mode, PlacedOptions, Port, PortOptions,
+    Shape, Socket,
 };
 
 use super::placement::{BLOCK, Placement, RING};
@@ -46,6 +46,8 @@ pub struct Shared {
     pub frame_bytes: u32,
     pub region: Region,
     pub port: Mutex<Port>,
+    /// Which frames of placed data are expected.
+    pub lane: Option<Arc<Lane>>,
     /// State and shape of placed data.
     pub placement: Option<(Mutex<Placement>, Shape)>,
     /// Bytes of the region that are not for frames.
@@ -150,9 +152,16 @@ impl Shared {
         let receive = Shared::receive_frames(&options);
         let transports = options.transports.clamp(1, 64);
         let transmit = transports * TRANSMIT_FRAMES;
+        let shape = match options.pool {
+            Some(_) => options.shape,
+            // Packets are as long as frames can be.
+            None if interface.mtu >= Shape::Jumbo.mtu() => Shape::Jumbo,
+            None => Shape::Strip,
+        };
         let options = EthernetOptions {
             receive_frames: receive,
             transports,
+            shape,
             ..options
         };
         let (region, pool_bytes) = memory(&options)?;
@@ -204,6 +213,7 @@ impl Shared {
             members: Mutex::new((0..options.transports).map(|_| None).collect()),
             endpoints: AtomicI32::new(0),
             readers: Mutex::default(),
+            lane: port.lane().cloned(),
             port: Mutex::new(port),
             placement,
             pool_bytes,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use xdp::Shape;
+use xdp::{Missing, Shape};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::faulty::Faulty;
@@ -13,8 +13,10 @@ use super::input::{self, Fate};
 use super::link::{Asked, Link, Other, Owed, Pending, State};
 use super::local::{Group, Local, Target};
 use super::payload::Payload;
+use super::placement::STEP;
+use super::protection::{Protection, keys};
 use super::shared::{GroupMessage, Passed, Shared};
-use super::wire::{self, Hello, Kind, Protection};
+use super::wire::{self, Hello, Kind};
 use super::{capabilities, count, frames};
 use crate::{
     Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Parameters, Peer,
@@ -29,6 +31,8 @@ const LEAVING_MAX: usize = 1024;
 const IMPORTS_MAX: usize = 1 << 16;
 /// Interval of checks for late packets, while there can be any.
 const TICK: Duration = Duration::from_millis(1);
+/// The same, at least.
+const TICK_MIN: Duration = Duration::from_micros(50);
 
 /// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
 #[repr(align(128))]
@@ -42,6 +46,10 @@ pub struct EthernetTransport {
     leaving: VecDeque<u32>,
     frame: Vec<u8>,
     check_at: Instant,
+    /// Placed data that was seen to be missing, and asked for if it is of a link of this thread.
+    missing: Option<Missing>,
+    /// The frame of placed data that was expected when blocks were last added to seals.
+    sealed_at: u32,
     faults: Option<Faulty>,
 }
 
@@ -58,6 +66,8 @@ impl EthernetTransport {
             leaving: VecDeque::new(),
             frame: Vec::new(),
             check_at: Instant::now(),
+            missing: None,
+            sealed_at: 0,
             faults: Faulty::new(faults),
         })
     }
@@ -91,10 +101,16 @@ impl EthernetTransport {
         while turns < TURNS && self.local.receive(&mut frame) {
             turns += 1;
             match self.faults.take() {
-                None => self.take(&frame, now),
+                None => self.take(&mut frame, now),
                 Some(mut faulty) => {
-                    for frame in faulty.treat(&frame) {
-                        self.take(&frame, now);
+                    match faulty.loses() {
+                        Some(true) => {}
+                        Some(false) => self.take(&mut frame, now),
+                        None => {
+                            for mut frame in faulty.treat(&frame) {
+                                self.take(&mut frame, now);
+                            }
+                        }
                     }
                     self.faults = Some(faulty);
                 }
@@ -106,13 +122,13 @@ impl EthernetTransport {
             for passed in self.local.member.take() {
                 match passed {
                     Passed::Message(message) => self.local.deliver(&message),
-                    Passed::Frame(frame) => self.take(&frame, now),
+                    Passed::Frame(mut frame) => self.take(&mut frame, now),
                 }
             }
         }
     }
 
-    fn take(&mut self, frame: &[u8], now: Instant) {
+    fn take(&mut self, frame: &mut [u8], now: Instant) {
         if frames::is_empty(frame) {
             return;
         }
@@ -131,10 +147,54 @@ impl EthernetTransport {
         let Some(link) = self.links.get_mut(&id) else {
             return count(&counts.strange);
         };
-        match input::take(link, &mut self.local, &packet, frame, now) {
+        match input::take(link, &mut self.local, frame, now) {
             Fate::Stays => self.list(EndpointId(id)),
             Fate::Goes => self.remove(id),
         }
+    }
+
+    /// Placed data that is missing and was not seen to be before.
+    fn newly_missing(&self) -> Option<Missing> {
+        let missing = self.local.shared.lane.as_ref()?.missing();
+        missing.filter(|_| missing != self.missing)
+    }
+
+    /// Whether enough blocks have landed to add them to a seal.
+    fn has_landed(&self) -> bool {
+        let shared = &self.local.shared;
+        let (Some(lane), Some((_, shape))) = (&shared.lane, &shared.placement) else {
+            return false;
+        };
+        lane.expected().wrapping_sub(self.sealed_at) >= STEP * shape.frames()
+    }
+
+    /// Adds blocks that have landed to their seals, while others are on their way.
+    fn add_to_seals(&mut self) {
+        if !self.has_landed() {
+            return;
+        }
+        let shared = &self.local.shared;
+        if let (Some(lane), Some((placement, shape))) = (&shared.lane, &shared.placement) {
+            self.sealed_at = lane.expected();
+            let (links, own) = (&self.links, self.local.member.slot);
+            let protection = |(slot, endpoint): (u32, EndpointId)| {
+                let link = links.get(&endpoint.0).filter(|_| slot == own)?;
+                Some(link.other.as_ref()?.from.clone())
+            };
+            placement.lock().add_to_seals(shared, *shape, protection);
+        }
+    }
+
+    /// Asks for a frame of placed data as soon as later ones were dropped.
+    fn ask_for_missing(&mut self, now: Instant) {
+        let Some(missing) = self.newly_missing() else {
+            return;
+        };
+        self.missing = Some(missing);
+        for link in self.links.values_mut() {
+            input::ask_for_missing(link, &mut self.local, missing, now);
+        }
+        self.local.flush();
     }
 
     /// Sends what listed links have, and acknowledgements: all, or those that have waited.
@@ -149,7 +209,8 @@ impl EthernetTransport {
                 input::resume(link, &mut self.local);
             }
             link.transmit(&mut self.local, now);
-            link.acknowledge(&mut self.local, acknowledge_all);
+            check_soon(&mut self.check_at, link, now);
+            link.acknowledge(&mut self.local, now, acknowledge_all);
             let stays = link.stalled || link.is_placing() || link.owed != Owed::Nothing;
             if stays {
                 self.list(EndpointId(id));
@@ -167,6 +228,7 @@ impl EthernetTransport {
             if link.check(&mut self.local, now) {
                 over.push(*id);
             }
+            check_soon(&mut self.check_at, link, now);
         }
         for id in over {
             self.remove(id);
@@ -205,8 +267,8 @@ impl EthernetTransport {
         let authenticated = options.authenticated || hello.authenticated.get() != 0;
         let [to_listener, to_dialer] = match (authenticated, role) {
             (false, _) => [Protection::Checksum, Protection::Checksum],
-            (true, Role::Dialer) => wire::keys(secret, &hello.secret),
-            (true, Role::Listener) => wire::keys(&hello.secret, secret),
+            (true, Role::Dialer) => keys(secret, &hello.secret),
+            (true, Role::Listener) => keys(&hello.secret, secret),
         };
         let (to, from) = match role {
             Role::Dialer => (to_listener, to_dialer),
@@ -229,6 +291,13 @@ impl EthernetTransport {
                 (is_other && is_same).then_some(*shape)
             }),
         })
+    }
+}
+
+/// Lets links be checked when one may have lost a packet.
+fn check_soon(check_at: &mut Instant, link: &Link, now: Instant) {
+    if let Some(at) = link.outgoing.check_at() {
+        *check_at = (*check_at).min(at.max(now + TICK_MIN));
     }
 }
 
@@ -414,6 +483,7 @@ impl Transport for EthernetTransport {
         for id in &listed {
             if let Some(link) = self.links.get_mut(id) {
                 link.transmit(&mut self.local, now);
+                check_soon(&mut self.check_at, link, now);
             }
         }
         // They stay listed: acknowledgements have their time when the queue is polled.
@@ -425,6 +495,8 @@ impl Transport for EthernetTransport {
     fn poll(&mut self, reports: &mut Vec<Report>) {
         let now = Instant::now();
         self.receive(now);
+        self.ask_for_missing(now);
+        self.add_to_seals();
         if now >= self.check_at {
             self.check(now);
         }
@@ -442,7 +514,11 @@ impl Transport for EthernetTransport {
             }
             std::hint::spin_loop();
         }
-        !self.listed.is_empty() || Instant::now() >= self.check_at || self.local.member.has_come()
+        !self.listed.is_empty()
+            || self.newly_missing().is_some()
+            || self.has_landed()
+            || Instant::now() >= self.check_at
+            || self.local.member.has_come()
     }
 
     fn sleep(&mut self, timeout: Duration) {

@@ -13,6 +13,9 @@ const REORDERED: u64 = 8;
 /// Bounds of the time after which a packet is repeated.
 const REPEAT_MIN: Duration = Duration::from_millis(3);
 const REPEAT_MAX: Duration = Duration::from_millis(200);
+/// Least time after which a packet is lost if one that was sent later has come, and after which the last one is sent again if no
+/// acknowledgement comes: it brings one that tells which are missing.
+const OVERTAKEN_MIN: Duration = Duration::from_micros(250);
 
 /// A packet that is not acknowledged.
 struct Sent {
@@ -37,8 +40,10 @@ pub struct Outgoing {
     /// Losses before this packet are one event.
     recovered_at: u64,
     backoff: u32,
-    /// An acknowledgement named packets behind one that is missing.
-    has_holes: bool,
+    /// Packets have come behind one that is missing: when this is to be looked at.
+    holes_at: Option<Instant>,
+    /// The last packet was sent again since an acknowledgement has come.
+    is_probed: bool,
 }
 
 impl Outgoing {
@@ -51,7 +56,8 @@ impl Outgoing {
             round_trip: None,
             recovered_at: 0,
             backoff: 0,
-            has_holes: false,
+            holes_at: None,
+            is_probed: false,
         }
     }
 
@@ -115,6 +121,7 @@ impl Outgoing {
             release(sent.frame);
             self.first += 1;
             self.backoff = 0;
+            self.is_probed = false;
             if sent.tries == 1 && !sent.has_come {
                 measured = Some(now.saturating_duration_since(sent.at));
             }
@@ -131,7 +138,7 @@ impl Outgoing {
             bits &= bits - 1;
             if let Some(sent) = self.at(sequence) {
                 sent.has_come = true;
-                self.has_holes = true;
+                self.holes_at = Some(now);
             }
         }
         Some(())
@@ -159,6 +166,27 @@ impl Outgoing {
         (usual * (1 << self.backoff.min(6))).min(REPEAT_MAX)
     }
 
+    /// After how long a packet that was overtaken is lost, however few have overtaken it.
+    fn overtaken_after(&self) -> Duration {
+        let (mean, deviation) = self.round_trip.unwrap_or((REPEAT_MIN, Duration::ZERO));
+        (mean * 2 + deviation * 4).clamp(OVERTAKEN_MIN, REPEAT_MAX)
+    }
+
+    /// When the last packet is to be sent again.
+    fn probe_at(&self) -> Option<Instant> {
+        let last = self
+            .sent
+            .back()
+            .filter(|sent| !self.is_probed && !sent.has_come);
+        last.map(|sent| sent.at + self.overtaken_after())
+    }
+
+    /// When [`Outgoing::lost`] may find something, for a thread that polls.
+    pub fn check_at(&self) -> Option<Instant> {
+        let all = [self.deadline(), self.probe_at(), self.holes_at];
+        all.into_iter().flatten().min()
+    }
+
     /// When the oldest packet is to be repeated.
     pub fn deadline(&self) -> Option<Instant> {
         self.sent.front().map(|sent| sent.at + self.repeat_after())
@@ -172,19 +200,31 @@ impl Outgoing {
         is_back: impl Fn(u32) -> bool,
         mut repeat: impl FnMut(u32, u32),
     ) {
-        let is_late = self.deadline().is_some_and(|deadline| now >= deadline);
-        if !is_late && !self.has_holes {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| now >= at);
+        let is_late = is_due(self.deadline());
+        if !is_late && is_due(self.probe_at()) {
+            self.is_probed = true;
+            if let Some(last) = self.sent.back_mut().filter(|it| is_back(it.frame)) {
+                last.at = now;
+                last.tries += 1;
+                repeat(last.frame, last.length);
+            }
+        }
+        if !is_late && !is_due(self.holes_at) {
             return;
         }
-        self.has_holes = false;
+        let overtaken_after = self.overtaken_after();
+        let has_holes = self.sent.iter().any(|sent| sent.has_come);
+        self.holes_at = has_holes.then(|| now + overtaken_after);
         let last = self.sent.iter().rposition(|sent| sent.has_come);
-        let again_after = self.repeat_after() / 2;
         let reordered = REORDERED.min(self.most() as u64 / 2).max(1);
         let mut lost = Vec::new();
         for (index, sent) in self.sent.iter_mut().enumerate() {
             let is_oldest = index == 0 && is_late;
-            let is_overtaken = last.is_some_and(|last| last as u64 >= index as u64 + reordered)
-                && (sent.tries == 1 || now.saturating_duration_since(sent.at) >= again_after);
+            let waited = now.saturating_duration_since(sent.at);
+            let is_behind = |by| last.is_some_and(|last| last as u64 >= index as u64 + by);
+            let is_overtaken = (is_behind(reordered) && sent.tries == 1)
+                || (is_behind(1) && waited >= overtaken_after);
             if sent.has_come || !(is_oldest || is_overtaken) || !is_back(sent.frame) {
                 if last.is_none_or(|last| index >= last) {
                     break;
@@ -317,6 +357,38 @@ mod tests {
         assert_eq!(repeated, [3, 15], "the oldest is late");
         assert!(outgoing.is_acknowledged(14) && !outgoing.is_acknowledged(15));
         assert_eq!(outgoing.acknowledge(21, 0, now, |_| ()), None);
+    }
+
+    #[test]
+    fn the_last_packets_do_not_wait_for_their_time_nor_do_those_that_are_lost_again() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        for frame in 0..10 {
+            outgoing.add(frame, 100, start);
+        }
+        let mut repeated = Vec::new();
+        let mut now = start + Duration::from_micros(20);
+        // 7, 8 and 9 are missing, and no packet tells of it.
+        outgoing.acknowledge(7, 0, now, |_| ());
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, []);
+        now = outgoing.check_at().unwrap();
+        assert!(now < start + REPEAT_MIN / 2);
+        for _ in 0..2 {
+            outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+            assert_eq!(repeated, [9], "once");
+        }
+        outgoing.acknowledge(7, 0b10, now, |_| ());
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [9, 7, 8]);
+        outgoing.acknowledge(7, 0b10, now, |_| ());
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [9, 7, 8], "not at once again");
+        let before = now;
+        now = outgoing.check_at().unwrap();
+        assert!(now > before && now < before + REPEAT_MIN / 2);
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [9, 7, 8, 7, 8]);
     }
 
     #[test]

@@ -1,11 +1,9 @@
-//! Frames: the link-layer header of 16 bytes, the packet header behind it, and what protects them.
+//! Frames: the link-layer header of 16 bytes, and the packet header behind it. [`protection`](super::protection) protects them.
 //!
 //! `docs/ETHERNET.md` draws them; a test holds the two together.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
-
-use pmem::checksum::{self, crc32c_of};
 
 use crate::Failure;
 
@@ -14,7 +12,7 @@ pub const TYPES: [u16; 2] = [0x8000, 0x8001];
 /// Bytes of a command: shorter packets are filled up with zeros.
 pub const COMMAND_BYTES: usize = 256;
 /// Raised with the format.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes in front of a packet's body.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of the header that the check does not cover: itself.
@@ -56,7 +54,7 @@ pub struct Header {
     pub expected: U64,
     /// Bit n: packet `expected + 1 + n` has come.
     pub selective: U64,
-    /// Keyed hash, or checksum, of all before it and the body.
+    /// Tag, keyed hash or checksum of all before it and the body.
     pub check: [u8; CHECK_BYTES],
 }
 
@@ -206,7 +204,7 @@ pub struct Answer {
 #[repr(C)]
 pub struct Placed {
     pub request: U64,
-    /// Keyed hash, or checksum, of the request's number and the blocks.
+    /// Keyed hash, or checksum, of the blocks, from the last one to the first, and of the request's number.
     pub seal: [u8; 32],
 }
 
@@ -238,96 +236,6 @@ pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
         header.version == VERSION && (kind == Kind::Group || is_sequenced == kind.is_sequenced());
     let body = rest.get(..header.length.get() as usize)?;
     fits.then_some(Packet { header, kind, body })
-}
-
-/// Protection of the packets of one direction of an endpoint.
-#[derive(Clone)]
-pub enum Protection {
-    /// A keyed hash: nothing without the key makes a packet that is taken.
-    Key(Box<[u8; 32]>),
-    /// A checksum against damage only.
-    Checksum,
-}
-
-impl Protection {
-    /// The check of a header, with a zero check, and a body.
-    pub fn check(&self, header: &Header, body: &[u8]) -> [u8; CHECK_BYTES] {
-        let head = &header.as_bytes()[..HEADER_BYTES - CHECK_BYTES];
-        let mut check = [0; CHECK_BYTES];
-        match self {
-            Protection::Key(key) => {
-                let mut hasher = blake3::Hasher::new_keyed(key);
-                hasher.update(head);
-                hasher.update(body);
-                check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
-            }
-            Protection::Checksum => {
-                check[..4].copy_from_slice(&crc32c_of(&[head, body]).to_le_bytes());
-            }
-        }
-        check
-    }
-
-    /// Begins the seal of blocks.
-    pub fn begin_seal(&self, request: u64) -> Sealing {
-        let mut sealing = match self {
-            Protection::Key(key) => Sealing::Key(Box::new(blake3::Hasher::new_keyed(key))),
-            Protection::Checksum => Sealing::Checksum(!0),
-        };
-        sealing.update(&request.to_le_bytes());
-        sealing
-    }
-
-    /// Whether a packet's check is right, in a time that does not depend on where it is wrong.
-    pub fn is_right(&self, packet: &Packet<'_>) -> bool {
-        let expected = self.check(packet.header, packet.body);
-        is_same(&expected, &packet.header.check)
-    }
-}
-
-/// Whether both are the same, in a time that does not depend on where they differ.
-pub fn is_same(one: &[u8], other: &[u8]) -> bool {
-    let differences = one.iter().zip(other);
-    one.len() == other.len() && differences.fold(0, |all, (a, b)| all | (a ^ b)) == 0
-}
-
-/// A seal of blocks that is being made.
-pub enum Sealing {
-    Key(Box<blake3::Hasher>),
-    /// The register of a CRC32C.
-    Checksum(u32),
-}
-
-impl Sealing {
-    pub fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Sealing::Key(hasher) => {
-                hasher.update(bytes);
-            }
-            Sealing::Checksum(register) => *register = checksum::bytes(*register, bytes),
-        }
-    }
-
-    pub fn end(self) -> [u8; 32] {
-        match self {
-            Sealing::Key(hasher) => *hasher.finalize().as_bytes(),
-            Sealing::Checksum(register) => {
-                let mut seal = [0; 32];
-                seal[..4].copy_from_slice(&(!register).to_le_bytes());
-                seal
-            }
-        }
-    }
-}
-
-/// The two directions' keys of an endpoint: from dialer to listener, and back.
-pub fn keys(dialer: &[u8; 32], listener: &[u8; 32]) -> [Protection; 2] {
-    let secrets = [*dialer, *listener].concat();
-    [
-        "Tako 2026 ethernet packets from dialer to listener",
-        "Tako 2026 ethernet packets from listener to dialer",
-    ]
-    .map(|context| Protection::Key(Box::new(blake3::derive_key(context, &secrets))))
 }
 
 /// A target's code for a request that it refuses.
@@ -369,52 +277,7 @@ pub struct Hello {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::FromZeros;
-
     use super::*;
-
-    fn frame(protection: &Protection, body: &[u8]) -> Vec<u8> {
-        let mut header = Header::new_zeroed();
-        header.version = VERSION;
-        header.kind = Kind::Write as u8;
-        header.length = (body.len() as u32).into();
-        header.sequence = 7.into();
-        header.check = protection.check(&header, body);
-        [header.as_bytes(), body].concat()
-    }
-
-    #[test]
-    fn every_changed_bit_is_found() {
-        let [key, _] = keys(&[1; 32], &[2; 32]);
-        for protection in [key, Protection::Checksum] {
-            let right = frame(&protection, b"some data");
-            let packet = parse(&right).unwrap();
-            assert!(protection.is_right(&packet));
-            for bit in 0..right.len() * 8 {
-                let mut wrong = right.clone();
-                wrong[bit / 8] ^= 1 << (bit % 8);
-                let found = parse(&wrong);
-                assert!(
-                    found.is_none_or(|packet| !protection.is_right(&packet)),
-                    "bit {bit}"
-                );
-            }
-            for length in 0..right.len() {
-                let found = parse(&right[..length]);
-                assert!(found.is_none_or(|packet| !protection.is_right(&packet)));
-            }
-        }
-    }
-
-    #[test]
-    fn a_key_is_good_for_one_direction_of_one_endpoint() {
-        let [there, back] = keys(&[1; 32], &[2; 32]);
-        let [other, _] = keys(&[1; 32], &[3; 32]);
-        let made = frame(&there, b"data");
-        let packet = parse(&made).unwrap();
-        assert!(there.is_right(&packet));
-        assert!(!back.is_right(&packet) && !other.is_right(&packet));
-    }
 
     #[test]
     fn a_command_has_room_for_every_body_without_data() {
