@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use client::network::{self, Io, Network};
+use client::network::{self, Io, Network, RequestWay};
 use client::{Acknowledge, FileSystem, Source};
 use fabric::Provider;
 use rustix::fs::{Mode, OFlags};
@@ -115,6 +115,16 @@ impl Places {
 
     /// A session with the cluster of [`Places::SHM`], without a mount.
     pub fn session(&self, io: Io, only: Option<Provider>) -> Result<FileSystem, Error> {
+        self.session_with(RequestWay::Message, io, only)
+    }
+
+    /// The same, with a way of short messages.
+    pub fn session_with(
+        &self,
+        requests: RequestWay,
+        io: Io,
+        only: Option<Provider>,
+    ) -> Result<FileSystem, Error> {
         let failed = |error: &dyn std::fmt::Display| Error::Mount(error.to_string());
         let map = self.scratch[1]
             .path()
@@ -123,6 +133,7 @@ impl Places {
         let options = source.options_by_file(&map, None);
         let options = options.map_err(|error| failed(&error))?;
         let options = network::Options {
+            requests,
             io,
             only,
             ..options

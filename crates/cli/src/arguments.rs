@@ -176,7 +176,7 @@ pub struct Mount {
     /// The directory to mount on
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
-    /// Mount options, separated by commas: ro, allow_other, noexec, threads=COUNT, …
+    /// Mount options, separated by commas: ro, allow_other, noexec, threads=COUNT, …; of clusters also ack=, io=, requests=, pull=, …
     #[arg(short, value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Serve the mount from this process until it ends

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::network::{self, Io, Network};
+use client::network::{self, Io, Network, Pull, RequestWay};
 use client::{Acknowledge, FileSystem, Source, SourceError};
 use connections::choice::PREFERENCE;
 use connections::control::Address;
@@ -27,13 +27,15 @@ pub struct RemoteOptions {
     interface: Option<String>,
     ether_types: Option<[u16; 2]>,
     data_queue: Option<u32>,
+    requests: RequestWay,
+    pull: Pull,
     /// The side that moves the data of writes and reads.
     io: Io,
     is_read_only: bool,
 }
 
 /// Options of a cluster's mount, for messages.
-pub const KNOWN: &str = "hard, soft, timeout=SECONDS, ack=sent|primary|all, io=server|client|auto, keys=DIR, transport=NAME, interface=NAME, ether_types=DATA:COMMANDS, data_queue=NUMBER";
+pub const KNOWN: &str = "hard, soft, timeout=SECONDS, ack=sent|primary|all, io=server|client|auto, requests=message|announced, pull=auto|always|never, keys=DIR, transport=NAME, interface=NAME, ether_types=DATA:COMMANDS, data_queue=NUMBER";
 /// Highest number of an interface's queue.
 const QUEUE_MAX: u32 = 4095;
 /// Time limit of `soft`, unless `timeout=` gives another one.
@@ -61,6 +63,8 @@ impl RemoteOptions {
                 ("ether_types", _) => options.ether_types = Some(parse_ether_types(value)?),
                 ("data_queue", _) => options.data_queue = Some(parse_queue(value)?),
                 ("io", _) => options.io = parse_io(value)?,
+                ("requests", _) => options.requests = parse_requests(value)?,
+                ("pull", _) => options.pull = parse_pull(value)?,
                 ("ro", "") => {
                     options.is_read_only = true;
                     others.push(option);
@@ -154,6 +158,20 @@ fn parse_io(value: &str) -> Result<Io, Failure> {
     }
 }
 
+fn parse_requests(value: &str) -> Result<RequestWay, Failure> {
+    RequestWay::named(value).ok_or_else(|| {
+        let sentence = format!("option `requests` must be message or announced, got '{value}'");
+        Failure::Usage(sentence)
+    })
+}
+
+fn parse_pull(value: &str) -> Result<Pull, Failure> {
+    Pull::named(value).ok_or_else(|| {
+        let sentence = format!("option `pull` must be auto, always or never, got '{value}'");
+        Failure::Usage(sentence)
+    })
+}
+
 fn parse_transport(value: &str) -> Result<Provider, Failure> {
     let known = PREFERENCE.into_iter();
     let found = known.clone().find(|provider| provider.name() == value);
@@ -240,6 +258,7 @@ pub fn network_options(
     // A mount's mapped files are the kernel's.
     reached.map_bytes = 0;
     reached.io = options.io;
+    (reached.requests, reached.pull) = (options.requests, options.pull);
     reached.is_read_only = options.is_read_only;
     let name = source.to_owned();
     reached.report = Arc::new(move |sentence| log.write(format_args!("{name}: {sentence}")));
@@ -273,7 +292,7 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,ether_types=0x88b5:0x88b6,data_queue=1,io=client,transport=classic,noexec";
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,ether_types=0x88b5:0x88b6,data_queue=1,io=client,requests=announced,pull=never,transport=classic,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
@@ -283,6 +302,8 @@ mod tests {
             interface: Some("eth0".into()),
             ether_types: Some([0x88b5, 0x88b6]),
             data_queue: Some(1),
+            requests: RequestWay::Announced,
+            pull: Pull::Never,
             io: Io::Client,
             is_read_only: true,
         };
@@ -296,6 +317,9 @@ mod tests {
         for wrong in [
             "io=",
             "io=some",
+            "requests=",
+            "requests=polled",
+            "pull=on",
             "ack=",
             "ack=some",
             "timeout=0",

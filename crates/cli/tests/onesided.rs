@@ -1,4 +1,5 @@
-//! Mounts of clusters of processes that move the data of files themselves, one-sided: `-o io=client`.
+//! Mounts of clusters of processes that move the data of files themselves, one-sided: `-o io=client`. And messages that travel
+//! one-sided: `-o requests=announced` and `-o pull=`.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -85,6 +86,20 @@ impl Cluster {
             }
             assert!(start.elapsed() < LONG, "{what}: {status:#}");
         }
+    }
+
+    /// Report of the primary.
+    fn primary(&self) -> Value {
+        let status = self.wait("a primary serves", |status| status["serving"] == true);
+        let nodes = status["nodes"].as_array().expect("nodes");
+        let primary = nodes.iter().find(|node| node["role"] == "primary");
+        primary.expect("it is listed").clone()
+    }
+
+    fn kill_primary(&self) {
+        let pid = self.primary()["pid"].as_i64().expect("it runs");
+        let pid = Pid::from_raw(pid as i32).expect("a process");
+        kill_process(pid, Signal::KILL).expect("it is ours");
     }
 
     /// Bytes of files that the nodes have moved in messages.
@@ -201,13 +216,6 @@ fn a_primary_killed_in_the_middle_loses_nothing_that_was_synced() {
     let cluster = Cluster::up();
     let mount = cluster.mount("io=client,transport=shm");
     cluster.until_few_moved(|round| drop(write(&mount.join("first"), round)));
-    let status = cluster.status();
-    let nodes = status["nodes"].as_array().expect("nodes");
-    let primary = nodes.iter().find(|node| node["role"] == "primary");
-    let pid = primary
-        .and_then(|node| node["pid"].as_i64())
-        .expect("it runs");
-    let pid = Pid::from_raw(pid as i32).expect("a process");
     let mut files = Vec::new();
     for number in 0..4 {
         let name = format!("file{number}");
@@ -215,7 +223,7 @@ fn a_primary_killed_in_the_middle_loses_nothing_that_was_synced() {
             let path = mount.join("halfway");
             let file = File::create(&path).expect("it can be made");
             file.write_all_at(&bytes(9, PART), 0).expect("it has room");
-            kill_process(pid, Signal::KILL).expect("it is ours");
+            cluster.kill_primary();
         }
         let contents = write(&mount.join(&name), number);
         files.push((name, contents));
@@ -228,4 +236,154 @@ fn a_primary_killed_in_the_middle_loses_nothing_that_was_synced() {
     cluster.tako(&["up", "--name", "c"]);
     let files: Vec<_> = files.iter().map(|(name, it)| (name.as_str(), it)).collect();
     verify_members(&cluster, &files);
+}
+
+/// How messages between this node and its links of a kind travel.
+fn ways<'a>(node: &'a Value, is_node: bool, key: &str) -> Vec<&'a str> {
+    let links = node["links"].as_array().expect("links").iter();
+    let links = links.filter(|link| link["is_node"] == is_node);
+    links
+        .map(|link| link[key].as_str().expect("a way"))
+        .collect()
+}
+
+#[test]
+fn requests_announce_themselves_and_outlive_their_primary() {
+    let cluster = Cluster::up();
+    let mount = cluster.mount("requests=announced,io=server,transport=shm");
+    let path = |number: usize| mount.join(format!("file{number}"));
+    let contents = |number: usize| bytes(number, 100 + number);
+    let work = |number: usize| {
+        std::fs::write(path(number), contents(number)).expect("it has room");
+        File::open(path(number))
+            .and_then(|file| file.sync_all())
+            .expect("it is synced");
+    };
+    for number in 0..100 {
+        if number == 50 {
+            let primary = cluster.primary();
+            // Each file takes more than one request; the first ones went in messages.
+            assert!(primary["announced"].as_u64() > Some(50), "{primary:#}");
+            assert_eq!(ways(&primary, false, "requests"), ["announced"]);
+            // The mount chose it for its own links only.
+            assert!(
+                ways(&primary, true, "requests")
+                    .iter()
+                    .all(|it| *it == "messages")
+            );
+            cluster.kill_primary();
+        }
+        work(number);
+    }
+    let primary = cluster.primary();
+    assert!(primary["announced"].as_u64() > Some(50), "{primary:#}");
+    assert_eq!(ways(&primary, false, "requests"), ["announced"]);
+    for number in 0..100 {
+        let read = std::fs::read(path(number)).expect("it is there");
+        assert!(read == contents(number), "file {number}");
+    }
+    cluster.umount();
+    cluster.tako(&["up", "--name", "c"]);
+    let last = contents(99);
+    verify_members(&cluster, &[("file99", &last)]);
+}
+
+#[test]
+fn status_gives_the_reason_for_messages_over_tcp() {
+    let cluster = Cluster::up();
+    let mount = cluster.mount("requests=announced,pull=always,transport=tcp");
+    std::fs::write(mount.join("file"), bytes(1, PART)).expect("it has room");
+    let primary = cluster.primary();
+    let reason = "messages: the target's processor would execute the writes";
+    assert_eq!(ways(&primary, false, "requests"), [reason]);
+    let reason = "never: the target's processor would execute the reads";
+    assert_eq!(ways(&primary, false, "pull"), [reason]);
+    let text = cluster.tako(&["status", "--name", "c"]);
+    assert!(text.contains("; requests messages: the target's"), "{text}");
+    assert_eq!(
+        (&primary["announced"], &primary["pulled"]),
+        (&0.into(), &0.into())
+    );
+    cluster.umount();
+}
+
+/// Fragments that the primary has pulled out of the memory of a mount with these options, for five writes of this length.
+fn pulled(cluster: &Cluster, options: &str, length: usize) -> u64 {
+    let mount = cluster.mount(&format!("io=server,transport=shm,{options}"));
+    let file = File::create(mount.join("pulled")).expect("it can be made");
+    let count = || cluster.primary()["pulled"].as_u64().expect("a count");
+    let write = |number| {
+        let written = file.write_all_at(&bytes(number, length), 0);
+        written.expect("it has room");
+        file.sync_all().expect("it is synced");
+    };
+    // The pool of a link is made with its first message that is long enough, which still travels in fragments.
+    (0..5).for_each(write);
+    let before = count();
+    (5..10).for_each(write);
+    let pulled = count() - before;
+    drop(file);
+    let read = std::fs::read(mount.join("pulled")).expect("it is there");
+    assert!(read == bytes(9, length), "{options}, {length} bytes");
+    cluster.umount();
+    pulled
+}
+
+#[test]
+fn data_is_pulled_as_the_mount_chose() {
+    let cluster = Cluster::up();
+    let (short, long) = (16 << 10, 64 << 10);
+    for (options, at_short, at_long) in [
+        ("pull=auto", 0, 5),
+        ("pull=always", 5, 5),
+        ("pull=never", 0, 0),
+        // Short messages in slots change nothing of that.
+        ("pull=always,requests=announced", 5, 5),
+    ] {
+        assert_eq!(pulled(&cluster, options, short), at_short, "{options}");
+        assert_eq!(pulled(&cluster, options, long), at_long, "{options}");
+    }
+}
+
+#[test]
+fn nodes_announce_and_pull_as_their_configuration_says() {
+    let cluster = Cluster::up();
+    cluster.tako(&["down", "--name", "c"]);
+    for node in ["n1", "n2", "n3"] {
+        let path = cluster.scratch.path(&format!("state/c/{node}.toml"));
+        let text = std::fs::read_to_string(&path).expect("it is there");
+        let text = format!("requests = \"announced\"\npull = \"always\"\n{text}");
+        std::fs::write(&path, text).expect("it has room");
+    }
+    cluster.tako(&["up", "--name", "c"]);
+    let mount = cluster.mount("io=server,transport=shm");
+    let contents = bytes(1, 8 << 10);
+    std::fs::write(mount.join("file"), &contents).expect("it has room");
+    cluster.wait(
+        "replicas have pulled and got announced messages",
+        |status| {
+            let nodes = status["nodes"].as_array().expect("nodes").iter();
+            let replicas = nodes.filter(|node| node["role"] == "replica");
+            let is_more = |value: &Value| value.as_u64() > Some(0);
+            let counts = replicas.filter(|it| is_more(&it["pulled"]) && is_more(&it["announced"]));
+            let is_done = counts.count() == 2;
+            if !is_done {
+                std::fs::write(mount.join("file"), &contents).expect("it has room");
+            }
+            is_done
+        },
+    );
+    let primary = cluster.primary();
+    let (requests, pull) = (
+        ways(&primary, true, "requests"),
+        ways(&primary, true, "pull"),
+    );
+    assert_eq!(
+        (requests, pull),
+        (vec!["announced"; 2], vec!["from 509 bytes on"; 2])
+    );
+    // The mount dials, and has chosen nothing.
+    assert_eq!(ways(&primary, false, "requests"), ["messages"]);
+    cluster.umount();
+    verify_members(&cluster, &[("file", &contents)]);
 }

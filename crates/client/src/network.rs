@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use connections::choice::Choice;
 use connections::control::{Address, Identity};
 use connections::messenger::{Handle, ReadTarget};
+pub use connections::messenger::{Pull, RequestWay};
 use fabric::Provider;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -62,6 +63,10 @@ pub struct Options {
     pub data_queue: Option<u32>,
     /// Memory behind that queue for mapped files, in bytes; taken when the session begins.
     pub map_bytes: u64,
+    /// How short messages travel, both ways.
+    pub requests: RequestWay,
+    /// Which data of messages this side leaves in its memory, to be pulled by the receiver.
+    pub pull: Pull,
     /// The side that moves the data of writes and reads.
     pub io: Io,
     /// A node in this process: while it is the primary, requests are calls.
@@ -103,6 +108,8 @@ impl Options {
             ether_types: None,
             data_queue: None,
             map_bytes: MAP_BYTES,
+            requests: RequestWay::default(),
+            pull: Pull::default(),
             io: Io::default(),
             inside: None,
             is_read_only: false,

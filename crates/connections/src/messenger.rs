@@ -10,8 +10,12 @@
 //! a message. A link to a peer that takes no messages keeps them in a bounded backlog; beyond it [`Messenger::send`]
 //! fails.
 //!
+//! Two choices ([`Options`]) compare ways of the data: long messages may be pulled by their receiver (`pull`), and short ones written
+//! into slots of their receiver (`announced`).
+//!
 //! Dialing waits for the peer on a separate thread, so that a thread that serves others never does.
 
+mod announced;
 mod block;
 mod establish;
 mod fragment;
@@ -32,12 +36,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+pub use self::announced::RequestWay;
+use self::announced::Slots;
 pub use self::block::{Armed, Handle, Ready};
 use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
 use self::link::Link;
 pub use self::memory::{Direction, ReadTarget, TRANSFER_MAX, Transfer};
+pub use self::pull::Pull;
 use self::stream::Post;
 use crate::choice::Choice;
 use crate::control::{self, Identity, Local, PeerIdentity, PeerSession};
@@ -57,8 +64,11 @@ pub struct Options {
     pub backlog_bytes: usize,
     /// How long [`Messenger::wait`] polls before it blocks, at most.
     pub spin_max: Duration,
-    /// From this length on, in bytes, the rest of a message is pulled, where the transport has one-sided reads of its own.
+    /// From this length on, in bytes, the rest of a message is pulled, where the transport has one-sided reads of its own; with
+    /// [`usize::MAX`] nothing is, neither way ([`Pull::least`]).
     pub pull_min: usize,
+    /// How short messages of links that this side dials travel.
+    pub requests: RequestWay,
 }
 
 impl Default for Options {
@@ -76,7 +86,8 @@ impl Default for Options {
             control: control::Options::default(),
             backlog_bytes: 4 * MESSAGE_MAX,
             spin_max: Duration::from_micros(50),
-            pull_min: pull::PULL_MIN,
+            pull_min: Pull::default().least(),
+            requests: RequestWay::default(),
         }
     }
 }
@@ -229,6 +240,8 @@ pub struct Messenger {
     expects_until: Option<Instant>,
     /// Fragments that were pulled over links that have ended.
     pulled: u64,
+    /// Messages that came by slots of links that have ended.
+    announced: u64,
 }
 
 /// The links of one transport.
@@ -324,6 +337,7 @@ impl Messenger {
             polls: 0,
             expects_until: None,
             pulled: 0,
+            announced: 0,
         })
     }
 
@@ -366,6 +380,34 @@ impl Messenger {
         self.pulled + pulled.sum::<u64>()
     }
 
+    /// Messages that peers have written into slots of this side, over all links so far.
+    pub fn announced_messages(&self) -> u64 {
+        let links = self.links.iter().filter_map(|slot| slot.link.as_deref());
+        let received = links.map(|link| link.stream.slots.received);
+        self.announced + received.sum::<u64>()
+    }
+
+    /// How short messages to the peer of a link travel, and why they are not announced, if the side that dialed chose that.
+    pub fn requests(&self, link: LinkId) -> Option<(RequestWay, Option<&'static str>)> {
+        let (requests, reason) = self.find(link)?.stream.slots.state();
+        let device = self.transports.device(self.provider(link)?)?;
+        let window = self.options.wanted.queues.window;
+        let obstacle = announced::obstacle(&device.capabilities(), window);
+        Some((requests, reason.map(|reason| obstacle.unwrap_or(reason))))
+    }
+
+    /// Least length of a message to the peer of a link that is left to be pulled, or why none is.
+    pub fn least_pulled(&self, link: LinkId) -> Option<Result<usize, &'static str>> {
+        let device = self.transports.device(self.provider(link)?)?;
+        Some(if !pull::is_possible(&device.capabilities()) {
+            Err("the target's processor would execute the reads")
+        } else if self.options.pull_min == usize::MAX {
+            Err("nothing is to be pulled")
+        } else {
+            Ok(self.options.pull_min.max(1))
+        })
+    }
+
     fn find(&self, id: LinkId) -> Option<&Link> {
         let slot = self.links.get(id.slot())?;
         let link = slot.link.as_deref()?;
@@ -379,7 +421,7 @@ impl Messenger {
     }
 
     /// Makes a link of a session that was joined with these transports' queues.
-    fn adopt(&mut self, session: PeerSession) -> LinkId {
+    fn adopt(&mut self, session: PeerSession, requests: RequestWay) -> LinkId {
         let provider = session.choice().provider;
         let endpoint = session.endpoint();
         let free = self.links.iter().position(|slot| slot.link.is_none());
@@ -396,7 +438,8 @@ impl Messenger {
         lane.links += 1;
         // An empty message has nothing to be pulled.
         let pull_min = self.options.pull_min.max(1);
-        let mut link = Box::new(Link::new(session, index, pull_min));
+        let slots = Slots::new(slot as u16, requests);
+        let mut link = Box::new(Link::new(session, index, pull_min, slots));
         if !link.is_ready {
             self.unready.push(slot);
         }
@@ -431,16 +474,13 @@ impl Messenger {
             };
         }
         let lane = &self.lanes[link.lane];
-        if link.is_ready && link.stream.pulls.wants_pool(bytes.len()) {
-            let device = self.transports.device(lane.provider);
-            match device.is_some_and(|device| pull::is_possible(&device.capabilities())) {
-                true => {
-                    if let Err(error) = link.offer_pool(&mut self.transports, lane.provider) {
-                        self.failed.push((id, error));
-                        return Err(SendError::Ended);
-                    }
-                }
-                false => link.stream.pulls.offered(None),
+        if link.is_ready
+            && (link.stream.pulls.wants_pool(bytes.len()) || link.stream.slots.wants_slots())
+        {
+            let sizes = (bytes.len(), self.options.wanted.queues.window);
+            if let Err(error) = link.offer_memory(&mut self.transports, lane.provider, sizes) {
+                self.failed.push((id, error));
+                return Err(SendError::Ended);
             }
         }
         let queue = self.transports.queue(lane.provider);
@@ -678,6 +718,7 @@ impl Messenger {
         };
         link.unwatch(&self.blocker);
         self.pulled += link.stream.pulls.copied_in_all;
+        self.announced += link.stream.slots.received;
         self.unready.retain(|&other| other != slot);
         self.behind.retain(|&other| other != slot);
         let lane = &mut self.lanes[link.lane];

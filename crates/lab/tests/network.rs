@@ -94,6 +94,8 @@ impl Cluster {
             interface: None,
             ether_types: None,
             data_queue: None,
+            requests: Default::default(),
+            pull: Default::default(),
             group: Default::default(),
             group_parity: false,
             pool: self.scratch.0.join(format!("n{index}.pool")),

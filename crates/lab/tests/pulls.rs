@@ -1,11 +1,12 @@
-//! Pulls of long messages over a simulated network, on seeded schedules; and the rules of pulls broken on purpose.
+//! Pulls of long messages, and short ones by writes that announce themselves, over a simulated network, on seeded schedules; and
+//! their rules broken on purpose.
 //!
 //! A read takes a while, and both sides go on meanwhile. Each message must arrive whole, once and in order.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 
-use connections::messenger::simulation::{PULL_MIN, PullDefect, Side};
+use connections::messenger::simulation::{ANNOUNCED_MAX, PULL_MIN, Side, StreamDefect};
 use fabric::{Error, Role};
 use fabric_simulation::simulated::{Network, NetworkOptions};
 use operations::Bytes;
@@ -51,11 +52,12 @@ impl Party {
     }
 }
 
-/// The messages of one direction: about half of them are pulled, some in many fragments.
+/// The messages of one direction: some fit into a slot, about half of them are pulled, some in many fragments.
 fn messages(random: &mut Random) -> VecDeque<Bytes> {
     let mut one = |number: usize| {
         let length = match random.below(10) {
-            0..5 => random.below(PULL_MIN),
+            0..3 => random.below(ANNOUNCED_MAX + 2),
+            3..5 => random.below(PULL_MIN),
             5..9 => random.between(PULL_MIN as u64, 80 << 10) as usize,
             _ => random.below(2 << 20),
         };
@@ -66,7 +68,7 @@ fn messages(random: &mut Random) -> VecDeque<Bytes> {
     (0..MESSAGES).map(&mut one).collect()
 }
 
-fn join(seed: u64, reads: u32, defect: Option<PullDefect>) -> Result<[Side; 2], Error> {
+fn join(seed: u64, reads: u32, defect: Option<StreamDefect>) -> Result<[Side; 2], Error> {
     let network = Network::new(seed, NetworkOptions::default());
     let (near, of_near) = Side::new(network.device(), reads)?;
     let (far, of_far) = Side::new(network.device(), reads)?;
@@ -75,11 +77,14 @@ fn join(seed: u64, reads: u32, defect: Option<PullDefect>) -> Result<[Side; 2], 
     near.join(Role::Dialer, of_far)?;
     near.import(far.offer_pool()?)?;
     far.import(near.offer_pool()?)?;
+    near.import_slots(far.offer_slots()?)?;
+    far.import_slots(near.offer_slots()?)?;
     Ok([near, far])
 }
 
-/// Runs a schedule. Returns the number of fragments that were pulled, or what is wrong with a message.
-fn run(seed: u64, defect: Option<PullDefect>) -> Result<u64, String> {
+/// Runs a schedule. Returns the number of fragments that were pulled and of messages that were announced, or what is wrong with a
+/// message.
+fn run(seed: u64, defect: Option<StreamDefect>) -> Result<[u64; 2], String> {
     let mut random = Random::new(seed);
     let reads = 1 + random.below(4) as u32;
     let sides = join(seed, reads, defect).expect("two sides are joined");
@@ -96,7 +101,8 @@ fn run(seed: u64, defect: Option<PullDefect>) -> Result<u64, String> {
         let index = random.below(2);
         parties[index].step(&mut random)?;
         if parties.iter().all(|party| party.expected.is_empty()) {
-            return Ok(parties.iter().map(|party| party.side.pulled()).sum());
+            let sum = |count: fn(&Side) -> u64| parties.iter().map(|it| count(&it.side)).sum();
+            return Ok([sum(Side::pulled), sum(Side::announced)]);
         }
     }
     // No broken rule is found by this.
@@ -106,18 +112,20 @@ fn run(seed: u64, defect: Option<PullDefect>) -> Result<u64, String> {
 
 #[test]
 fn messages_arrive_whole_and_in_order_on_any_schedule() {
-    let mut pulled = 0;
+    let mut counts = [0; 2];
     for seed in 0..SEEDS {
-        let ended = run(seed, None);
-        pulled += ended.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let ended = run(seed, None).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        counts = [counts[0] + ended[0], counts[1] + ended[1]];
     }
-    println!("{pulled} fragments were pulled");
+    let [pulled, announced] = counts;
+    println!("{pulled} fragments were pulled, {announced} messages announced");
     assert!(pulled > SEEDS * MESSAGES as u64 / 2);
+    assert!(announced > SEEDS * MESSAGES as u64 / 4);
 }
 
 #[test]
-fn each_broken_rule_of_pulls_is_found() {
-    for defect in PullDefect::ALL {
+fn each_broken_rule_is_found() {
+    for defect in StreamDefect::ALL {
         let mut seeds = 0..SEEDS;
         let found = seeds.find_map(|seed| Some((seed, run(seed, Some(defect)).err()?)));
         match found {

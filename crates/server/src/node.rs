@@ -307,6 +307,7 @@ fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     if let Some(queue) = config.data_queue {
         options.wanted.ethernet.place(Some(pool), queue, 0)?;
     }
+    (options.requests, options.pull_min) = (config.requests, config.pull.least());
     if config.group == GroupMode::On {
         options.wanted.queues.group_buffers = GROUP_BUFFERS;
     }

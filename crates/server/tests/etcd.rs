@@ -284,6 +284,8 @@ impl Nodes {
             interface: None,
             ether_types: None,
             data_queue: None,
+            requests: Default::default(),
+            pull: Default::default(),
             group: Default::default(),
             group_parity: false,
             pool: path("pool"),

@@ -179,6 +179,20 @@ long_messages_are_pulled() {
     echo "passed cluster: the primary pulls long messages over verbs"
 }
 
+# Writes and reads files with the first mount, which announces its requests, and whether the primary counts them.
+requests_are_announced() {
+    local number
+    await reports "$primary" '"requests": "announced"'
+    before=$(counter "$primary" announced)
+    for number in 1 2 3 4 5; do
+        write /messages/announced $number
+        verify /messages/announced $number
+    done
+    exceeds "$primary" announced $((before + 10))
+    echo "figure cluster: n$primary got $(counter "$primary" announced) announced messages"
+    echo "passed cluster: a mount announces its requests over verbs"
+}
+
 # As `write`, but all of it by one call: from a pipe a call may get less.
 write_at_once() {
     contents "$2" >/tmp/contents
@@ -269,12 +283,13 @@ lead() {
     await state '3 of 3 members in sync'
     find_primary
     mkdir /messages /onesided
-    /lab/tako mount -o keys=$keys,io=server "$source" /messages
+    /lab/tako mount -o keys=$keys,io=server,requests=announced "$source" /messages
     /lab/tako mount -o keys=$keys,io=client "$source" /onesided
     all_choose_verbs
     ships_by_the_group "$primary" "1 $third"
     echo "passed cluster: the primary ships to both members by a group over verbs"
     long_messages_are_pulled
+    requests_are_announced
     data_moves_one_sided
     goes_on_without_primary
     umount /messages

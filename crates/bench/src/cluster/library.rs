@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use client::network::Io;
+use client::network::{Io, RequestWay};
 use client::{FileKind, FileSystem, NewInode, OpenFlags, ROOT, WriteAt};
 use fabric::Provider;
 
@@ -30,6 +30,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
     for (provider, more_ns) in CALL_MORE_NS {
         rows.push(call(bench, places, provider, more_ns)?);
     }
+    rows.push(announced(bench, places)?);
     for (io, name) in [(Io::Server, "io=server"), (Io::Client, "io=client")] {
         rows.push(long(bench, places, (io, name))?);
         rows.push(mapped(bench, places, (io, name))?);
@@ -113,6 +114,23 @@ fn call(bench: &Bench, places: &Places, provider: Provider, more_ns: f64) -> Res
     let name = format!("attributes by message, library, {}", provider.name());
     let limit = format!("a bare ping + {:.1} µs", more_ns / 1e3);
     Ok(measured.row(0, &name, &limit, Some(1.0)))
+}
+
+/// The same request and its answer, as writes that announce themselves, beside messages (O3).
+fn announced(bench: &Bench, places: &Places) -> Result<Row, Error> {
+    let sessions = [RequestWay::Announced, RequestWay::Message]
+        .map(|requests| places.session_with(requests, Io::Server, Some(Provider::Shm)));
+    let mut sides = Vec::new();
+    for session in sessions {
+        let session = session?;
+        sides.push(mean(bench, 0.0, move || {
+            black_box(session.attributes(ROOT)?);
+            Ok(())
+        }));
+    }
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
+    let name = "attributes announced by writes, library, shm";
+    Ok(measured.row(0, name, "by messages", None))
 }
 
 fn long(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Row, Error> {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use connections::messenger::{Pull, RequestWay};
 use fabric::Provider;
 use fabric::ethernet::parse_types;
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,10 @@ pub struct NodeFile {
     pub mount_options: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_queue: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pull: Option<String>,
     pub group: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub group_parity: bool,
@@ -147,6 +152,8 @@ impl NodeFile {
                 "`group_parity` has no effect unless `group` is on, got {used}; set `group = \"on\"`, or remove `group_parity`"
             )));
         }
+        let requests = self.requests.as_deref().map(parse_requests).transpose();
+        let pull = self.pull.as_deref().map(parse_pull).transpose();
         let transport = self.transport.map(|name| parse_transport(&name));
         let types = self.ether_types.as_deref().map(parse_types).transpose();
         let types = types.map_err(|sentence| wrong(format!("`ether_types` {sentence}")))?;
@@ -159,6 +166,8 @@ impl NodeFile {
             interface: self.interface,
             ether_types: types,
             data_queue: self.data_queue,
+            requests: requests.map_err(&wrong)?.unwrap_or_default(),
+            pull: pull.map_err(&wrong)?.unwrap_or_default(),
             group,
             group_parity: self.group_parity,
             pool: self.pool.path,
@@ -181,6 +190,16 @@ fn parse_transport(name: &str) -> Result<Provider, String> {
         let names = known.map(|it| it.to_string()).join(", ");
         format!("`transport` must be one of {names}, got '{name}'")
     })
+}
+
+fn parse_requests(name: &str) -> Result<RequestWay, String> {
+    let named = RequestWay::named(name);
+    named.ok_or_else(|| format!("`requests` must be message or announced, got '{name}'"))
+}
+
+fn parse_pull(name: &str) -> Result<Pull, String> {
+    let named = Pull::named(name);
+    named.ok_or_else(|| format!("`pull` must be auto, always or never, got '{name}'"))
 }
 
 /// The mode of this name.
@@ -227,6 +246,49 @@ mod tests {
                     assert!(!is_valid && sentence.contains(&expected), "{sentence}");
                 }
                 Err(failure) => panic!("{failure:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn ways_of_messages_are_chosen_by_name() {
+        let path = Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../examples/node.toml"
+        ));
+        for (requests, pull, expected) in [
+            (None, None, Ok((RequestWay::Message, Pull::Auto))),
+            (
+                Some("announced"),
+                Some("always"),
+                Ok((RequestWay::Announced, Pull::Always)),
+            ),
+            (
+                Some("message"),
+                Some("never"),
+                Ok((RequestWay::Message, Pull::Never)),
+            ),
+            (
+                Some("polled"),
+                None,
+                Err("`requests` must be message or announced, got 'polled'"),
+            ),
+            (
+                None,
+                Some("on"),
+                Err("`pull` must be auto, always or never, got 'on'"),
+            ),
+        ] {
+            let mut file = NodeFile::read(path).expect("it is TOML");
+            (file.requests, file.pull) = (requests.map(String::from), pull.map(String::from));
+            match (file.config(path), expected) {
+                (Ok(config), Ok(expected)) => {
+                    assert_eq!((config.requests, config.pull), expected);
+                }
+                (Err(Failure::Failed(sentence)), Err(expected)) => {
+                    assert!(sentence.ends_with(expected), "{sentence}");
+                }
+                (_, expected) => panic!("{expected:?}"),
             }
         }
     }

@@ -72,6 +72,7 @@ struct NodeReport {
     placed: Option<u64>,
     fetched: Option<u64>,
     pulled: Option<u64>,
+    announced: Option<u64>,
     group: Option<GroupStatus>,
     memory: Option<String>,
     survives: Option<String>,
@@ -174,6 +175,7 @@ fn describe(
             placed: status.map(|status| status.placed),
             fetched: status.and_then(|status| status.fetched),
             pulled: status.and_then(|status| status.pulled),
+            announced: status.and_then(|status| status.announced),
             group: status.map(|status| status.group.clone()),
             memory: status.map(|status| status.memory.clone()),
             survives: status.map(|status| status.survives.clone()),
@@ -311,6 +313,11 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
             let mut line = format!("             {kind} {}: {}", link.peer, link.transport);
             for reason in &link.passed_over {
                 line += &format!("; not {reason}");
+            }
+            // Plain messages are the usual way.
+            let requests = link.requests.as_deref();
+            if let Some(requests) = requests.filter(|it| *it != "messages") {
+                line += &format!("; requests {requests}");
             }
             writeln!(out, "{line}")?;
         }

@@ -205,6 +205,8 @@ fn create(state: &StateDirectory, arguments: &Up) -> Result<Vec<String>, Failure
             mount_options: None,
             ether_types: None,
             data_queue: None,
+            requests: None,
+            pull: None,
             group: arguments.group.clone(),
             group_parity: false,
             pool: PoolSection {

@@ -88,6 +88,7 @@ impl Connection {
             let placed = layout.wanted.ethernet.place(None, queue, map_bytes);
             placed.map_err(fabric::Error::Region)?;
         }
+        (layout.requests, layout.pull_min) = (options.requests, options.pull.least());
         layout.wanted.queues.endpoints = 16;
         // More than the requests of all slots.
         layout.backlog_bytes = 128 << 20;

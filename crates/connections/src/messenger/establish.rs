@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason, pull};
+use super::announced::SLOTS_NAME;
+use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason, RequestWay, pull};
 use crate::control::{
     self, Address, Answered, Caller, Note, PeerSession, Reached, Unanswered, dial,
 };
@@ -45,7 +46,7 @@ impl Messenger {
         node: Option<&str>,
     ) -> Result<LinkId, control::Error> {
         let session = dial(address, node, &self.local, &mut self.transports.queues())?;
-        self.begin(session)
+        self.begin(session, self.options.requests)
     }
 
     /// Joins a peer that has called. Does not wait.
@@ -54,16 +55,21 @@ impl Messenger {
     /// [`control::Error`].
     pub fn accept(&mut self, caller: Caller) -> Result<LinkId, control::Error> {
         let session = caller.establish(&mut self.transports.queues())?;
-        self.begin(session)
+        // The peer chooses how requests travel.
+        self.begin(session, RequestWay::Message)
     }
 
     /// Makes a link, unless the peer takes messages that are too short for anything.
-    fn begin(&mut self, session: PeerSession) -> Result<LinkId, control::Error> {
+    fn begin(
+        &mut self,
+        session: PeerSession,
+        requests: RequestWay,
+    ) -> Result<LinkId, control::Error> {
         let provider = session.choice().provider;
         let queue = self.transports.queue(provider);
         let longest = queue.and_then(|queue| queue.message_bytes(session.endpoint()));
         if longest.is_some_and(|(longest, _)| longest >= PEER_MESSAGE_MIN) {
-            return Ok(self.adopt(session));
+            return Ok(self.adopt(session, requests));
         }
         let peer = session.identity().to_string();
         if let Some(queue) = self.transports.queue(provider) {
@@ -132,7 +138,7 @@ impl Messenger {
         match answered {
             Ok(answered) => {
                 let session = answered.accept(&mut self.transports.queues())?;
-                self.begin(session)
+                self.begin(session, self.options.requests)
             }
             Err(Unanswered { endpoint, error }) => {
                 if let Some(queue) = self.transports.queue(provider) {
@@ -182,6 +188,9 @@ impl Messenger {
                         link.stream.pulls.imported(region);
                         self.fall_behind(slot);
                     }
+                }
+                Ok(Some(Note::Exported { name, region })) if name == SLOTS_NAME => {
+                    link.stream.slots.imported(region);
                 }
                 Ok(Some(Note::Exported { name, region })) => {
                     link.exported(name, region);

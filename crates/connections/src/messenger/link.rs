@@ -1,5 +1,6 @@
 //! One link: its session, its transfers and its stream of messages.
 
+use super::announced::Slots;
 use super::block::Blocker;
 use super::memory::Transfers;
 use super::stream::Stream;
@@ -20,10 +21,10 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(session: PeerSession, lane: usize, pull_min: usize) -> Link {
+    pub fn new(session: PeerSession, lane: usize, pull_min: usize, slots: Slots) -> Link {
         Link {
             is_ready: session.is_ready(),
-            stream: Stream::new(session.endpoint(), pull_min),
+            stream: Stream::new(session.endpoint(), pull_min, slots),
             session,
             lane,
             is_closed_there: false,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pmem::Region;
 
+use super::announced::{self, SLOTS_NAME};
 use super::link::Link;
 use super::{Event, Lane, LinkId, Messenger, Reason, pull};
 use crate::control;
@@ -160,7 +161,7 @@ impl Messenger {
         device.is_none_or(|device| device.revoke(registration).is_some())
     }
 
-    /// Lets the peer of a link reach registered memory, under a name below [`u64::MAX`].
+    /// Lets the peer of a link reach registered memory, under a name below `u64::MAX - 1`.
     ///
     /// # Errors
     /// [`control::Error`]: close the link. `None` if it has ended, or the name is not below.
@@ -170,7 +171,7 @@ impl Messenger {
         name: u64,
         registration: &Registration,
     ) -> Option<Result<(), control::Error>> {
-        let provider = self.provider(link).filter(|_| name != pull::POOL)?;
+        let provider = self.provider(link).filter(|_| name < SLOTS_NAME)?;
         let session = &mut self.links[link.slot()].link.as_deref_mut()?.session;
         let queue = self.transports.queue(provider)?;
         Some(session.export(queue, name, registration))
@@ -381,10 +382,59 @@ impl Lane {
 }
 
 impl Link {
-    /// Makes a pool of buffers from which the peer pulls, and exports it. Without one, all data travels in messages.
+    /// Makes the memory that is used from a message of this length on, and exports it. Without it, all data travels in messages.
     ///
     /// # Errors
     /// [`control::Error`]: end the link, which the transport will not report.
+    pub fn offer_memory(
+        &mut self,
+        transports: &mut Transports,
+        provider: Provider,
+        (length, window): (usize, u32),
+    ) -> Result<(), control::Error> {
+        if self.stream.slots.wants_slots() {
+            self.offer_slots(transports, provider, window)?;
+        }
+        if !self.stream.pulls.wants_pool(length) {
+            return Ok(());
+        }
+        let device = transports.device(provider);
+        match device.is_some_and(|device| pull::is_possible(&device.capabilities())) {
+            true => self.offer_pool(transports, provider),
+            false => {
+                self.stream.pulls.offered(None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes slots that the peer writes, and exports them, if the transport can have them.
+    fn offer_slots(
+        &mut self,
+        transports: &mut Transports,
+        provider: Provider,
+        window: u32,
+    ) -> Result<(), control::Error> {
+        let made = transports.device(provider).map(|device| {
+            match announced::obstacle(&device.capabilities(), window) {
+                Some(reason) => Err(reason),
+                None => announced::make(device, window).map_err(|_| "no memory can be registered"),
+            }
+        });
+        let mut own = made.unwrap_or(Err("the transport is not there"));
+        if let (Ok(slots), Some(queue)) = (&own, transports.queue(provider))
+            && !self.export_own(queue, SLOTS_NAME, slots)?
+        {
+            own = Err("the control connection has ended");
+        }
+        self.stream.slots.offered(own);
+        Ok(())
+    }
+
+    /// Makes a pool of buffers from which the peer pulls, and exports it.
+    ///
+    /// # Errors
+    /// As [`Link::offer_memory`].
     pub fn offer_pool(
         &mut self,
         transports: &mut Transports,
@@ -396,19 +446,28 @@ impl Link {
         let (Some(pool), Some(queue)) = (pool, transports.queue(provider)) else {
             return Ok(());
         };
+        if self.export_own(queue, pull::POOL, pool.registration())? {
+            self.stream.pulls.offered(Some(&pool));
+        }
+        Ok(())
+    }
+
+    /// Exports memory of the link itself. Returns whether the peer gets it: not if only the control connection has ended.
+    fn export_own(
+        &mut self,
+        queue: &mut Queue,
+        name: u64,
+        registration: &Registration,
+    ) -> Result<bool, control::Error> {
         let endpoint = self.session.endpoint();
-        match self.session.export(queue, pull::POOL, pool.registration()) {
-            Ok(()) => {
-                self.stream.pulls.offered(Some(&pool));
-                Ok(())
-            }
-            // Nothing was sent, or only the control connection has ended.
+        match self.session.export(queue, name, registration) {
+            Ok(()) => Ok(true),
             Err(
                 control::Error::Endpoint { .. }
                 | control::Error::Closed { .. }
                 | control::Error::Refused { .. }
                 | control::Error::System { .. },
-            ) if queue.message_bytes(endpoint).is_some() => Ok(()),
+            ) if queue.message_bytes(endpoint).is_some() => Ok(false),
             Err(error) => Err(error),
         }
     }

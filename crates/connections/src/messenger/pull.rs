@@ -11,6 +11,7 @@
 //!  the 32 bits beside a message about pulls:
 //!   31 30 │ 29 28 │ 27 .. 0
 //!     3   │   0   │ 0            OFFERED: the pool was exported, over the control connection
+//!     3   │   0   │ others       about slots (`announced`)
 //!     3   │   1   │ 0            READY: the receiver can pull
 //!     3   │   2   │ 0            a location: head of the fragment 4, length 4, offset in the pool 8, little-endian
 //!     3   │   3   │ a count      FREED: so many more fragments have been copied, in their order
@@ -29,8 +30,43 @@ use std::collections::VecDeque;
 use fabric::buffers::{Class, Taken};
 use fabric::{Buffer, Capabilities, Message, Pool, RemoteRegion};
 
+use super::announced::{self, Note};
+
 /// From this length on the rest of a message is pulled, unless the options of the messenger have another one.
 pub const PULL_MIN: usize = 32 << 10;
+
+/// Which data a side of a link leaves in its memory, to be pulled, where the transport has one-sided reads of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pull {
+    /// Messages from 32 KiB on, as measured.
+    #[default]
+    Auto,
+    /// All messages that are too long for a slot ([`RequestWay`](super::RequestWay)), so that they contain data.
+    Always,
+    /// None, and this side pulls nothing either: data travels in messages.
+    Never,
+}
+
+impl Pull {
+    /// The choice of this name.
+    pub fn named(name: &str) -> Option<Pull> {
+        match name {
+            "auto" => Some(Pull::Auto),
+            "always" => Some(Pull::Always),
+            "never" => Some(Pull::Never),
+            _ => None,
+        }
+    }
+
+    /// Least length that is pulled; [`usize::MAX`] for none.
+    pub fn least(self) -> usize {
+        match self {
+            Pull::Auto => PULL_MIN,
+            Pull::Always => announced::LONGEST + 1,
+            Pull::Never => usize::MAX,
+        }
+    }
+}
 /// Name under which the pool of a link is exported. Others have random names.
 pub const POOL: u64 = u64::MAX;
 /// Buffers of a link: for data of 64 KiB, or parts of more, with what describes them.
@@ -52,7 +88,8 @@ pub const BUFFERS: usize = (CLASSES[0].count + CLASSES[1].count) as usize;
 const FREED_MIN: u32 = 4;
 
 const ABOUT: u32 = 3 << 30;
-const OFFERED: u32 = ABOUT;
+/// The 32 bits of an offer, and with others below them of a message about slots.
+pub const OFFERED: u32 = ABOUT;
 const READY: u32 = ABOUT | 1 << 28;
 /// The 32 bits beside a location.
 pub const LOCATION: u32 = ABOUT | 2 << 28;
@@ -66,9 +103,10 @@ pub fn is_possible(capabilities: &Capabilities) -> bool {
     capabilities.passive_target && capabilities.inline_bytes as usize >= LOCATION_BYTES
 }
 
-/// A message about pulls.
+/// A message about pulls or slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
+    Slots(Note),
     Offered,
     Ready,
     Location(Location),
@@ -85,7 +123,7 @@ pub struct Location {
 }
 
 impl About {
-    /// What a message says about pulls; `None` if it is a fragment.
+    /// What a message says about pulls or slots; `None` if it is a fragment.
     pub fn of(message: &Message) -> Result<Option<About>, &'static str> {
         let head = message.immediate.unwrap_or_default();
         if head & ABOUT != ABOUT {
@@ -94,6 +132,7 @@ impl About {
         let value = head & !KIND;
         match (head & KIND, message.length() as usize) {
             (OFFERED, 0) if value == 0 => Ok(Some(About::Offered)),
+            (OFFERED, 0) => Note::decode(value).map(|note| Some(About::Slots(note))),
             (READY, 0) if value == 0 => Ok(Some(About::Ready)),
             (LOCATION, LOCATION_BYTES) if value == 0 => {
                 let mut bytes = [0; LOCATION_BYTES];
@@ -132,6 +171,11 @@ impl Location {
 /// A fragment that is not part of a message yet.
 pub enum Arriving {
     InMessage(Message),
+    /// A whole message that was copied out of its slot, and its announcement, which holds the credit.
+    FromSlot {
+        bytes: Vec<u8>,
+        _announcement: Message,
+    },
     /// Location from which the data is to be read.
     At(Location),
     /// Being read by the request of this number.
@@ -150,9 +194,9 @@ fn give_back(own: &mut Option<[Taken; CLASSES.len()]>, buffer: Buffer) {
     }
 }
 
-/// A rule of pulls that a test breaks on purpose, to see that the simulation notices.
+/// A rule of pulls or slots that a test breaks on purpose, to see that the simulation notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullDefect {
+pub enum StreamDefect {
     /// A fragment is reported as copied when its read is posted.
     ReportBeforeRead,
     /// A fragment is taken out of the buffer of its read, though only an earlier read has completed.
@@ -161,22 +205,25 @@ pub enum PullDefect {
     OvertakeRead,
     /// The sender fills its oldest buffer again, though the peer has not reported it.
     ReuseUnreported,
+    /// Two messages in a row are written to the same slot, though the credit of the first one has not come back.
+    ReuseSlot,
 }
 
 #[cfg(feature = "defects")]
-impl PullDefect {
-    /// All rules of pulls that tests break.
-    pub const ALL: [PullDefect; 4] = [
-        PullDefect::ReportBeforeRead,
-        PullDefect::TakeBeforeRead,
-        PullDefect::OvertakeRead,
-        PullDefect::ReuseUnreported,
+impl StreamDefect {
+    /// All rules that tests break.
+    pub const ALL: [StreamDefect; 5] = [
+        StreamDefect::ReportBeforeRead,
+        StreamDefect::TakeBeforeRead,
+        StreamDefect::OvertakeRead,
+        StreamDefect::ReuseUnreported,
+        StreamDefect::ReuseSlot,
     ];
 }
 
 /// The pulls of one link, both ways.
 pub struct Pulls {
-    /// Least length of the rest of a message that is pulled, at least 1.
+    /// Least length of the rest of a message that is pulled, at least 1; [`usize::MAX`] if nothing is pulled, neither way.
     min: usize,
     /// All buffers of this side's pool, by class, once a message was long enough. Those that are lent are not among them.
     own: Option<[Taken; CLASSES.len()]>,
@@ -190,7 +237,7 @@ pub struct Pulls {
     lent: VecDeque<Buffer>,
     /// A buffer with the next fragment, while its location cannot be sent.
     filled: Option<Buffer>,
-    /// Whether the control connection has the peer's pool.
+    /// Whether the control connection has the peer's pool or slots.
     pub is_announced: bool,
     /// The peer's pool, once it has exported one.
     imported: Option<RemoteRegion>,
@@ -204,7 +251,7 @@ pub struct Pulls {
     pub copied_in_all: u64,
     /// The rule that is broken.
     #[cfg(feature = "defects")]
-    pub broken: Option<PullDefect>,
+    pub broken: Option<StreamDefect>,
 }
 
 impl Pulls {
@@ -230,7 +277,7 @@ impl Pulls {
     }
 
     /// Whether this rule is broken. Without the feature `defects` none can be.
-    pub fn has(&self, defect: PullDefect) -> bool {
+    pub fn has(&self, defect: StreamDefect) -> bool {
         #[cfg(feature = "defects")]
         return self.broken == Some(defect);
         #[cfg(not(feature = "defects"))]
@@ -255,8 +302,11 @@ impl Pulls {
         self.is_offered = true;
     }
 
-    /// The peer has exported its pool.
+    /// The peer has exported its pool. A side that leaves nothing to be pulled does not use it either.
     pub fn imported(&mut self, region: RemoteRegion) {
+        if self.min == usize::MAX {
+            return;
+        }
         self.owes_ready = self.imported.is_none();
         self.imported.get_or_insert(region);
     }
@@ -322,7 +372,7 @@ impl Pulls {
         let holds = |buffer: &&Buffer| buffer.capacity() as usize >= length;
         let oldest = self.lent.iter().find(holds);
         oldest
-            .filter(|_| self.has(PullDefect::ReuseUnreported))
+            .filter(|_| self.has(StreamDefect::ReuseUnreported))
             .cloned()
     }
 
@@ -355,7 +405,7 @@ impl Pulls {
     /// Buffers of the peer that it cannot use again yet: their fragments are to be read, or it has not learnt that they were.
     pub fn unreported(&self) -> usize {
         let arriving = self.arriving.iter();
-        let unread = arriving.filter(|it| !matches!(it, Arriving::InMessage(_)));
+        let unread = arriving.filter(|it| matches!(it, Arriving::At(_) | Arriving::Read(..)));
         self.copied as usize + unread.count()
     }
 

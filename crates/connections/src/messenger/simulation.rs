@@ -1,17 +1,22 @@
-//! One side of an endpoint without a control connection: the lab runs pulls over a simulated network by it.
+//! One side of an endpoint without a control connection: the lab runs pulls and announced messages over a simulated network by it.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+pub use super::announced::LONGEST as ANNOUNCED_MAX;
+use super::announced::{self, RequestWay, Slots};
 use super::pull::{CLASSES, LONGEST};
-pub use super::pull::{PULL_MIN, PullDefect};
+pub use super::pull::{PULL_MIN, StreamDefect};
 use super::stream::Stream;
 use fabric::buffers::Class;
 use fabric::{
     Access, Device, Error, Event, Export, Parameters, Peer, Pool, Queue, QueueOptions,
     RemoteRegion, Role,
 };
+
+/// Number of the only connection.
+const CONNECTION: u16 = 7;
 
 /// One side of an endpoint, and its messages.
 pub struct Side {
@@ -42,7 +47,11 @@ impl Side {
         };
         let side = Side {
             reads: Pool::for_reads(&*device, &[class])?,
-            stream: Stream::new(endpoint, PULL_MIN),
+            stream: Stream::new(
+                endpoint,
+                PULL_MIN,
+                Slots::new(CONNECTION, RequestWay::Message),
+            ),
             device,
             queue,
             exported: None,
@@ -50,8 +59,8 @@ impl Side {
         Ok((side, parameters))
     }
 
-    /// Breaks a rule of pulls.
-    pub fn with_defect(mut self, defect: Option<PullDefect>) -> Side {
+    /// Breaks a rule of pulls or slots.
+    pub fn with_defect(mut self, defect: Option<StreamDefect>) -> Side {
         self.stream.pulls.broken = defect;
         self
     }
@@ -77,6 +86,28 @@ impl Side {
         let pool = Pool::new(&*self.device, &CLASSES, Access::READ)?;
         self.stream.pulls.offered(Some(&pool));
         self.queue.export(self.stream.endpoint, pool.registration())
+    }
+
+    /// Makes slots into which the peer writes short messages. Returns their export, to be given to [`Side::import_slots`] of the peer.
+    ///
+    /// # Errors
+    /// As [`Queue::export`], and those of registrations.
+    pub fn offer_slots(&mut self) -> Result<Export, Error> {
+        let window = QueueOptions::default().window;
+        let own = announced::make(&*self.device, window)?;
+        let export = self.queue.export(self.stream.endpoint, &own)?;
+        self.stream.slots.offered(Ok(own));
+        Ok(export)
+    }
+
+    /// Takes the export of the peer's slots.
+    ///
+    /// # Errors
+    /// As [`Queue::import`].
+    pub fn import_slots(&mut self, export: Export) -> Result<(), Error> {
+        let region = self.queue.import(self.stream.endpoint, export)?;
+        self.stream.slots.imported(region);
+        Ok(())
     }
 
     /// Takes the export of the peer's pool.
@@ -115,8 +146,9 @@ impl Side {
                 Event::Lost(_, failure) => return Err(failure.to_string()),
             }
         }
-        if std::mem::take(&mut stream.pulls.is_announced) {
-            let region = self.exported.ok_or("no pool was exported")?;
+        if std::mem::take(&mut stream.pulls.is_announced)
+            && let Some(region) = self.exported
+        {
             stream.pulls.imported(region);
         }
         if stream.has_unread() {
@@ -125,6 +157,11 @@ impl Side {
         stream.catch_up(queue, None);
         queue.submit();
         Ok(whole)
+    }
+
+    /// Returns the number of messages that the peer has written into slots.
+    pub fn announced(&self) -> u64 {
+        self.stream.slots.received
     }
 
     /// Returns the number of fragments that this side has pulled.

@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::Reason;
+use super::announced::{self, Note, SLOT_BYTES, Slots};
 use super::fragment::{Incoming, head};
-use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, PullDefect, Pulls};
+use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, OFFERED, Pulls, StreamDefect};
 use fabric::{EndpointId, Failure, Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 /// Why a location ends a link.
@@ -21,6 +22,7 @@ pub struct Stream {
     /// Number of the last request of the endpoint, of messages and transfers.
     pub posted: u64,
     pub pulls: Pulls,
+    pub slots: Slots,
 }
 
 struct Waiting {
@@ -38,7 +40,7 @@ pub enum Post {
 }
 
 impl Stream {
-    pub fn new(endpoint: EndpointId, pull_min: usize) -> Stream {
+    pub fn new(endpoint: EndpointId, pull_min: usize, slots: Slots) -> Stream {
         Stream {
             endpoint,
             incoming: Incoming::default(),
@@ -46,6 +48,7 @@ impl Stream {
             backlog_bytes: 0,
             posted: 0,
             pulls: Pulls::new(pull_min),
+            slots,
         }
     }
 
@@ -79,7 +82,9 @@ impl Stream {
     /// Takes a message of the transport; returns the message of the peer that it completes.
     pub fn take(&mut self, queue: &mut Queue, message: Message) -> Result<Option<Vec<u8>>, Reason> {
         match About::of(&message)? {
-            None if self.pulls.arriving.is_empty() || self.pulls.has(PullDefect::OvertakeRead) => {
+            None if self.pulls.arriving.is_empty()
+                || self.pulls.has(StreamDefect::OvertakeRead) =>
+            {
                 Ok(self.incoming.take(&message)?)
             }
             None => {
@@ -87,6 +92,7 @@ impl Stream {
                 self.pulls.arriving.push_back(waits);
                 Ok(None)
             }
+            Some(About::Slots(note)) => self.take_announced(note, message),
             Some(About::Location(location)) if queue.capabilities().immediate_reads => {
                 self.pull(queue, location)
             }
@@ -103,6 +109,29 @@ impl Stream {
                 Ok(None)
             }
         }
+    }
+
+    /// Takes what the peer sends about slots; a message in a slot is copied at once, so that its credit can be returned.
+    fn take_announced(&mut self, note: Note, message: Message) -> Result<Option<Vec<u8>>, Reason> {
+        let Some(in_slot) = self.slots.hear(note)? else {
+            // If the peer has exported slots, they are to be imported.
+            self.pulls.is_announced |= matches!(note, Note::Slots(_));
+            return Ok(None);
+        };
+        let append = |into: &mut Vec<u8>| {
+            in_slot.append_to(into);
+            Ok(())
+        };
+        if self.pulls.arriving.is_empty() || self.pulls.has(StreamDefect::OvertakeRead) {
+            return Ok(self.incoming.add(0, in_slot.length, append)?);
+        }
+        let mut bytes = Vec::with_capacity(in_slot.length);
+        in_slot.append_to(&mut bytes);
+        self.pulls.arriving.push_back(Arriving::FromSlot {
+            bytes,
+            _announcement: message,
+        });
+        Ok(None)
     }
 
     /// Copies a fragment out of the peer's memory, at once.
@@ -149,7 +178,7 @@ impl Stream {
         match queue.post(self.endpoint, &request.keeping(&buffer)) {
             Ok(()) => {
                 self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
-                if self.pulls.has(PullDefect::ReportBeforeRead) {
+                if self.pulls.has(StreamDefect::ReportBeforeRead) {
                     self.pulls.has_copied();
                 }
                 Ok(true)
@@ -172,10 +201,16 @@ impl Stream {
         loop {
             let taken = match self.pulls.arriving.pop_front() {
                 Some(Arriving::InMessage(message)) => self.incoming.take(&message)?,
+                Some(Arriving::FromSlot { bytes, .. }) => {
+                    self.incoming.add(0, bytes.len(), |into| {
+                        into.extend_from_slice(&bytes);
+                        Ok(())
+                    })?
+                }
                 Some(Arriving::Read(number, location, buffer))
-                    if number <= ended || self.pulls.has(PullDefect::TakeBeforeRead) =>
+                    if number <= ended || self.pulls.has(StreamDefect::TakeBeforeRead) =>
                 {
-                    if !self.pulls.has(PullDefect::ReportBeforeRead) {
+                    if !self.pulls.has(StreamDefect::ReportBeforeRead) {
                         self.pulls.has_copied();
                     }
                     let length = location.length;
@@ -194,8 +229,16 @@ impl Stream {
         }
     }
 
-    /// Posts what the peer has to learn about pulls; whether there was room for it.
+    /// Posts what the peer has to learn about pulls and slots; whether there was room for it.
     pub fn post_owed(&mut self, queue: &mut Queue) -> bool {
+        if let Some(note) = self.slots.owed() {
+            let head = OFFERED | note.encode();
+            let posted = self.post_piece(queue, Source::Inline(&[]), head, None);
+            if posted.is_err() {
+                return false;
+            }
+            self.slots.told();
+        }
         while let Some(head) = self.pulls.owed() {
             if self
                 .post_piece(queue, Source::Inline(&[]), head, None)
@@ -226,6 +269,39 @@ impl Stream {
         Some(posted.map(|()| length))
     }
 
+    /// Posts a whole message as a write to a slot of the peer. `None`: it is to be sent as a message.
+    fn post_announced(
+        &mut self,
+        queue: &mut Queue,
+        pool: Option<&Pool>,
+        bytes: &[u8],
+    ) -> Option<Result<(), Refusal>> {
+        let reuses = self.pulls.has(StreamDefect::ReuseSlot);
+        let slot_of = |number| if reuses { number / 2 } else { number };
+        let (to, note) = self.slots.next(bytes.len(), slot_of)?;
+        let mut copy = [0; SLOT_BYTES];
+        let length = announced::fill(&mut copy, bytes);
+        let write = |from| Work::Write {
+            from,
+            to,
+            immediate: Some(OFFERED | note.encode()),
+        };
+        let posted = match length <= queue.capabilities().inline_bytes as usize {
+            true => self.post_counted(queue, write(Source::Inline(&copy[..length])), None),
+            false => {
+                let buffer = pool?.allocate(length as u32)?;
+                buffer.write(0, &copy[..length]);
+                let pieces = [buffer.piece(0, length as u32)];
+                self.post_counted(queue, write(Source::Pieces(&pieces)), Some(&buffer))
+            }
+        };
+        if let Err(Refusal::Invalid(_)) = posted {
+            self.slots.give_up();
+            return None;
+        }
+        Some(posted)
+    }
+
     /// Posts a message from `at` on, and moves `at`.
     pub fn post(
         &mut self,
@@ -241,6 +317,11 @@ impl Stream {
         };
         if !self.post_owed(queue) {
             return Post::Part;
+        }
+        if *at == 0
+            && let Some(posted) = self.post_announced(queue, pool, bytes)
+        {
+            return posted.map_or(Post::Part, |()| Post::All);
         }
         loop {
             match self.post_pulled(queue, bytes, *at) {
@@ -287,12 +368,24 @@ impl Stream {
         keep: Option<&fabric::Buffer>,
     ) -> Result<(), Refusal> {
         let immediate = Some(head);
+        self.post_counted(queue, Work::Send { from, immediate }, keep)
+    }
+
+    /// Posts work that takes a credit.
+    fn post_counted(
+        &mut self,
+        queue: &mut Queue,
+        work: Work<'_>,
+        keep: Option<&fabric::Buffer>,
+    ) -> Result<(), Refusal> {
         self.posted += 1;
-        let request = WorkRequest::new(self.posted, Work::Send { from, immediate });
+        let request = WorkRequest::new(self.posted, work);
         match keep {
             // Its end is to be known soon: then the buffer is free again.
             Some(buffer) => queue.post(self.endpoint, &request.keeping(buffer)),
             None => queue.post(self.endpoint, &request.quiet()),
-        }
+        }?;
+        self.slots.count_sent();
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Two messengers, in one thread, two threads or two processes, over each transport that is everywhere.
 
+mod announced;
 mod fair;
 mod memory;
 mod pull;
@@ -22,6 +23,12 @@ const CLUSTER: [u8; 16] = [5; 16];
 /// Nothing that works takes so long.
 const LONG: Duration = Duration::from_secs(120);
 const BOTH: [Provider; 2] = [Provider::Shm, Provider::Tcp];
+/// The ways of short messages: each test of messages runs over all of them.
+const WAYS: [Way; 3] = [
+    Way(Provider::Shm, RequestWay::Message),
+    Way(Provider::Tcp, RequestWay::Message),
+    Way(Provider::Shm, RequestWay::Announced),
+];
 /// Set for a process that is dialed: its directory and transport.
 const SERVES: &str = "TAKO_TEST_MESSENGER";
 
@@ -48,9 +55,20 @@ impl Drop for Scratch {
     }
 }
 
-fn options(only: Provider) -> Options {
+/// A transport, and how short messages travel.
+#[derive(Clone, Copy, Debug)]
+struct Way(Provider, RequestWay);
+
+impl From<Provider> for Way {
+    fn from(provider: Provider) -> Way {
+        Way(provider, RequestWay::Message)
+    }
+}
+
+fn options(way: impl Into<Way>) -> Options {
     let mut options = Options::default();
-    options.wanted.only = Some(only);
+    let Way(only, requests) = way.into();
+    (options.wanted.only, options.requests) = (Some(only), requests);
     options.wanted.tcp = TcpOptions {
         lost_after: Duration::from_secs(5),
         ..TcpOptions::default()
@@ -121,6 +139,10 @@ fn caller(listener: &mut Listener, dials: &mut Messenger) -> crate::control::Cal
     panic!("nothing calls");
 }
 
+fn link(messenger: &mut Messenger, id: LinkId) -> &mut Link {
+    messenger.links[id.slot()].link.as_deref_mut().unwrap()
+}
+
 fn message(seed: usize, length: usize) -> Bytes {
     (0..length).map(|at| ((at + seed) % 251) as u8).collect()
 }
@@ -150,8 +172,8 @@ fn messages_of_any_length_arrive_whole_and_in_order_both_ways() {
         MESSAGE_MAX,
         3,
     ];
-    for provider in BOTH {
-        let mut pair = Pair::new(options(provider));
+    for way in WAYS {
+        let mut pair = Pair::new(options(way));
         let (mut to_far, mut to_near) = (Vec::new(), Vec::new());
         for (seed, &length) in lengths.iter().enumerate() {
             pair.near.send(pair.to_far, &message(seed, length)).unwrap();
@@ -175,7 +197,7 @@ fn messages_of_any_length_arrive_whole_and_in_order_both_ways() {
         };
         assert!(messages(to_far, pair.to_near).into_iter().eq(all(0)));
         assert!(messages(to_near, pair.to_far).into_iter().eq(all(7)));
-        assert_eq!(pair.near.choice(pair.to_far).unwrap().provider, provider);
+        assert_eq!(pair.near.choice(pair.to_far).unwrap().provider, way.0);
         assert_eq!(pair.near.peer(pair.to_far).unwrap().node, "far");
         assert_eq!(pair.far.peer(pair.to_near).unwrap().node, "near");
     }
@@ -183,8 +205,8 @@ fn messages_of_any_length_arrive_whole_and_in_order_both_ways() {
 
 #[test]
 fn a_peer_that_takes_nothing_fills_the_backlog_and_gets_all_later() {
-    for provider in BOTH {
-        let mut pair = Pair::new(options(provider));
+    for way in WAYS {
+        let mut pair = Pair::new(options(way));
         let length = 1 << 20;
         let mut sent = 0;
         let error = loop {
@@ -223,8 +245,8 @@ fn a_peer_that_takes_nothing_fills_the_backlog_and_gets_all_later() {
 
 #[test]
 fn the_end_of_a_link_is_reported_once_and_its_id_is_not_used_again() {
-    for provider in BOTH {
-        let mut pair = Pair::new(options(provider));
+    for way in WAYS {
+        let mut pair = Pair::new(options(way));
         pair.far.close(pair.to_near);
         assert_eq!(
             pair.far.send(pair.to_near, &Bytes::from_static(b"a")),
@@ -254,8 +276,8 @@ fn the_end_of_a_link_is_reported_once_and_its_id_is_not_used_again() {
 /// The goodbye of a link travels by the control connection, and its messages by the transport.
 #[test]
 fn messages_before_a_goodbye_arrive_before_the_end() {
-    for provider in BOTH {
-        let mut pair = Pair::new(options(provider));
+    for way in WAYS {
+        let mut pair = Pair::new(options(way));
         let (first, last) = (message(1, 100), message(3, 2000));
         let mut events = Vec::new();
         // The transport's connection is there once a message has arrived.
@@ -280,9 +302,9 @@ fn messages_before_a_goodbye_arrive_before_the_end() {
         let end = events.pop();
         assert!(
             matches!(end, Some(Event::Lost { link, reason: Reason::Closed }) if link == pair.to_far),
-            "{provider:?}: {end:?}"
+            "{way:?}: {end:?}"
         );
-        assert_eq!(messages(events, pair.to_far), [last], "{provider:?}");
+        assert_eq!(messages(events, pair.to_far), [last], "{way:?}");
     }
 }
 
@@ -371,8 +393,8 @@ fn a_call_ends_a_wait_whichever_poll_takes_it() {
 
 #[test]
 fn no_wake_up_is_lost_between_threads_that_block_at_once() {
-    for provider in BOTH {
-        let mut options = options(provider);
+    for way in WAYS {
+        let mut options = options(way);
         options.spin_max = Duration::ZERO;
         let pair = Pair::new(options);
         let echo = |mut messenger: Messenger, link, begins: bool| {
@@ -398,14 +420,14 @@ fn no_wake_up_is_lost_between_threads_that_block_at_once() {
         let far = thread::spawn(echo(pair.far, pair.to_near, false));
         let slowest = near.join().unwrap().max(far.join().unwrap());
         // A lost wake-up over shared memory lasts for a nap of 100 ms.
-        assert!(slowest < Duration::from_secs(25), "{provider}: {slowest:?}");
+        assert!(slowest < Duration::from_secs(25), "{way:?}: {slowest:?}");
     }
 }
 
 #[test]
 fn an_idle_link_uses_no_processor() {
-    for provider in BOTH {
-        let mut pair = Pair::new(options(provider));
+    for way in WAYS {
+        let mut pair = Pair::new(options(way));
         pair.far
             .send(pair.to_near, &Bytes::from_static(b"joined"))
             .unwrap();
@@ -423,7 +445,7 @@ fn an_idle_link_uses_no_processor() {
         let before = used();
         assert_eq!(pair.near.wait(&mut Vec::new(), Duration::from_secs(1)), 0);
         let used = used() - before;
-        assert!(used < Duration::from_millis(100), "{provider}: {used:?}");
+        assert!(used < Duration::from_millis(100), "{way:?}: {used:?}");
     }
 }
 
@@ -435,10 +457,10 @@ fn a_peer_with_hostile_fragments_is_lost() {
         &[(Some(head(0, 8, 100)), 8), (Some(head(9, 8, 100)), 8)],
         &[(Some(head(0, 8, MESSAGE_MAX + 1)), 8)],
     ];
-    for provider in BOTH {
+    for way in WAYS {
         for case in cases {
-            let mut pair = Pair::new(options(provider));
-            let queue = pair.far.transports.queue(provider).unwrap();
+            let mut pair = Pair::new(options(way));
+            let queue = pair.far.transports.queue(way.0).unwrap();
             let link = pair.far.links[pair.to_near.slot()].link.as_ref().unwrap();
             for (number, &(immediate, length)) in (1..).zip(case) {
                 let bytes = vec![1; length];

@@ -4,6 +4,7 @@ use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 
 use connections::control::Address;
+use connections::messenger::{Pull, RequestWay};
 use fabric::Provider;
 
 use super::{GroupMode, NodeError};
@@ -27,6 +28,10 @@ pub struct NodeConfig {
     pub ether_types: Option<[u16; 2]>,
     /// Its queue by which long writes come, to be received in the pool itself; 0: by the queue of all other frames, too.
     pub data_queue: Option<u32>,
+    /// How short messages of links that the node dials travel.
+    pub requests: RequestWay,
+    /// Which data the node leaves in its memory, to be pulled by the receiver.
+    pub pull: Pull,
     /// When records and their data are sent once to all replicas.
     pub group: GroupMode,
     /// Whether frames of the group have parity, where damaged ones can arrive.

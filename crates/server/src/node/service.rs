@@ -649,6 +649,7 @@ impl Service {
             placed,
             fetched: Some(fetched),
             pulled: Some(self.messenger.pulled_fragments()),
+            announced: Some(self.messenger.announced_messages()),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }
@@ -658,7 +659,9 @@ impl Service {
         let known = self.messenger.links().filter_map(|link| {
             let (peer, choice) = (self.messenger.peer(link)?, self.messenger.choice(link)?);
             let node = self.peers.at(link)?;
-            Some(LinkStatus::new(node, peer.to_string(), choice))
+            let status = LinkStatus::new(node, peer.to_string(), choice);
+            let requests = self.messenger.requests(link)?;
+            Some(status.with_ways(requests, self.messenger.least_pulled(link)?))
         });
         known.collect()
     }

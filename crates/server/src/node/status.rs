@@ -1,6 +1,7 @@
 //! Report of a node about itself.
 
 use connections::choice::Choice;
+use connections::messenger::RequestWay;
 use protocol::cluster::FIRST_CLIENT;
 use protocol::{NodeId, UnitMap};
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,10 @@ pub struct LinkStatus {
     pub transport: String,
     /// Faster transports, and why each was not taken.
     pub passed_over: Vec<String>,
+    /// How short messages travel: announced, or in messages, with the reason if the other way was chosen. Older nodes do not report it.
+    pub requests: Option<String>,
+    /// From which length on the peer pulls data, in bytes, or why it pulls none. Older nodes do not report it.
+    pub pull: Option<String>,
 }
 
 impl LinkStatus {
@@ -78,7 +83,27 @@ impl LinkStatus {
             passed_over: passed_over
                 .map(|(provider, reason)| format!("{provider}: {reason}"))
                 .collect(),
+            requests: None,
+            pull: None,
         }
+    }
+
+    /// The same, with the ways of short and long messages, as the messenger states them.
+    pub fn with_ways(
+        mut self,
+        (requests, reason): (RequestWay, Option<&str>),
+        least_pulled: Result<usize, &str>,
+    ) -> LinkStatus {
+        self.requests = Some(match (requests, reason) {
+            (RequestWay::Announced, _) => "announced".into(),
+            (RequestWay::Message, None) => "messages".into(),
+            (RequestWay::Message, Some(reason)) => format!("messages: {reason}"),
+        });
+        self.pull = Some(match least_pulled {
+            Ok(bytes) => format!("from {bytes} bytes on"),
+            Err(reason) => format!("never: {reason}"),
+        });
+        self
     }
 }
 
@@ -147,6 +172,8 @@ pub struct NodeStatus {
     pub fetched: Option<u64>,
     /// Fragments of messages that the node has read out of the memory of their senders. Older nodes do not count them.
     pub pulled: Option<u64>,
+    /// Messages that peers have written into slots of the node. Older nodes do not count them.
+    pub announced: Option<u64>,
     /// What it does with groups.
     pub group: GroupStatus,
     /// The memory of its pool.
@@ -179,12 +206,13 @@ mod tests {
             placed: 0,
             fetched: None,
             pulled: None,
+            announced: None,
             group: GroupStatus::default(),
             memory: "file".into(),
             survives: "a crash".into(),
         };
         let mut report = serde_json::to_value(&status).unwrap();
-        for counter in ["fetched", "pulled"] {
+        for counter in ["fetched", "pulled", "announced"] {
             report.as_object_mut().unwrap().remove(counter);
         }
         assert_eq!(

@@ -33,10 +33,6 @@ fn send_all(pair: &mut Pair) {
     assert!(messages(received, pair.to_near).into_iter().eq(expected));
 }
 
-fn link(messenger: &mut Messenger, id: LinkId) -> &mut Link {
-    messenger.links[id.slot()].link.as_deref_mut().unwrap()
-}
-
 /// Exports a pool whatever the transport.
 fn offer(messenger: &mut Messenger, id: LinkId, provider: Provider) {
     let it = messenger.links[id.slot()].link.as_deref_mut().unwrap();
