@@ -167,8 +167,8 @@ fn die_after_aim(shape: Shape) {
     };
     lied.liar.tell(&greeting, packet);
     let after = answers(&mut lied, &second, &mut number);
-    // Measured: a sixth or more, and with two waits for the kernel in each millisecond a seventieth.
-    assert!(after > before / 10, "{before} before, {after} after");
+    // Measured: a tenth or more, at a load of 7 to 10, and with two waits for the kernel in each millisecond a seventieth.
+    assert!(after > before / 25, "{before} before, {after} after");
     println!("{before} answers before, {after} after");
     lied.check(&model, 0..0);
 }

@@ -34,7 +34,7 @@ const NUMBERS: u32 = 1 << 31;
 const HEADROOM: u64 = 256;
 /// The header that stays in front of a frame without stripping.
 const HEADER: u64 = 16;
-/// Blocks that are hashed in one step.
+/// Blocks in a step of a seal.
 pub const STEP: u32 = 16;
 
 /// A run of blocks that is aimed at.

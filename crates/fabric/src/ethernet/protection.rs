@@ -16,7 +16,7 @@ const NONCE_ZEROS: usize = 4;
 /// Protection of the packets of one direction of an endpoint, or of a group.
 #[derive(Clone)]
 pub enum Protection {
-    /// Packets of an endpoint are encrypted, and blocks have a keyed hash: nothing without the keys makes one that is taken.
+    /// Packets of an endpoint are encrypted, and seals are made by the cipher, too: nothing without the keys makes one that is taken.
     Cipher(Arc<Cipher>),
     /// Packets of a group have a keyed hash: their numbers are no nonces, since all members have the key.
     Key(Box<[u8; 32]>),
@@ -27,18 +27,13 @@ pub enum Protection {
 /// Keys of one direction of an endpoint.
 pub struct Cipher {
     packets: LessSafeKey,
-    blocks: [u8; 32],
+    blocks: LessSafeKey,
 }
 
-impl Cipher {
-    /// Keys for packets and for blocks, 16 and 32 bytes of which are used.
-    fn new(packets: &[u8; 32], blocks: [u8; 32]) -> Cipher {
-        let key = UnboundKey::new(&AES_128_GCM, &packets[..AES_128_GCM.key_len()]);
-        Cipher {
-            packets: LessSafeKey::new(key.expect("its length is right")),
-            blocks,
-        }
-    }
+/// A key of the cipher: as many bytes of these as it needs.
+fn key(bytes: &[u8; 32]) -> LessSafeKey {
+    let key = UnboundKey::new(&AES_128_GCM, &bytes[..AES_128_GCM.key_len()]);
+    LessSafeKey::new(key.expect("its length is right"))
 }
 
 /// No number is used for two packets with different contents: one that is sent again is the same.
@@ -111,9 +106,12 @@ impl Protection {
     /// Begins the seal of blocks.
     pub fn begin_seal(&self) -> Sealing {
         match self {
-            Protection::Cipher(cipher) => Sealing::keyed(&cipher.blocks),
-            Protection::Key(key) => Sealing::keyed(key),
-            Protection::Checksum => Sealing::over(Digest::Checksum(!0)),
+            Protection::Cipher(cipher) => Sealing::over(Digest::Chain {
+                cipher: cipher.clone(),
+                tag: [0; CHECK_BYTES],
+                step: 0,
+            }),
+            Protection::Key(_) | Protection::Checksum => Sealing::over(Digest::Checksum(!0)),
         }
     }
 }
@@ -132,16 +130,29 @@ pub struct Sealing {
 }
 
 enum Digest {
-    Key(Box<blake3::Hasher>),
+    /// Each step is encrypted with the tag of the step before as additional data; the result is used for nothing but its tag. The last tag
+    /// travels in the body of a packet, encrypted: so nonces may be those of other seals.
+    Chain {
+        cipher: Arc<Cipher>,
+        tag: [u8; CHECK_BYTES],
+        step: u32,
+    },
     /// The register of a CRC32C.
     Checksum(u32),
 }
 
 impl Digest {
-    fn update(&mut self, bytes: &[u8]) {
+    /// Adds a step, which may be overwritten.
+    fn update(&mut self, bytes: &mut [u8]) {
         match self {
-            Digest::Key(hasher) => {
-                hasher.update(bytes);
+            Digest::Chain { cipher, tag, step } => {
+                let mut nonce = [0; 12];
+                nonce[..NONCE_ZEROS].copy_from_slice(&step.to_le_bytes());
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                let key = &cipher.blocks;
+                let next = key.seal_in_place_separate_tag(nonce, Aad::from(&*tag), bytes);
+                tag.copy_from_slice(next.expect("it is short enough").as_ref());
+                *step += 1;
             }
             Digest::Checksum(register) => *register = checksum::bytes(*register, bytes),
         }
@@ -154,28 +165,22 @@ impl Sealing {
         Sealing { digest, buffer }
     }
 
-    fn keyed(key: &[u8; 32]) -> Sealing {
-        Sealing::over(Digest::Key(Box::new(blake3::Hasher::new_keyed(key))))
-    }
-
-    /// Adds so many bytes, which a function copies.
+    /// Adds so many bytes, which a function copies: a step. Both sides have the same steps.
     pub fn add(&mut self, bytes: usize, copy: impl FnOnce(&mut [u8])) {
         self.buffer.resize(bytes, 0);
         copy(&mut self.buffer);
-        self.digest.update(&self.buffer);
+        self.digest.update(&mut self.buffer);
     }
 
-    /// The seal of the blocks of this request. Its number is at the end, so that the hash function has whole chunks of the blocks.
+    /// The seal of the blocks of this request.
     pub fn end(mut self, request: u64) -> [u8; 32] {
-        self.digest.update(&request.to_le_bytes());
+        self.digest.update(&mut request.to_le_bytes());
+        let mut seal = [0; 32];
         match self.digest {
-            Digest::Key(hasher) => *hasher.finalize().as_bytes(),
-            Digest::Checksum(register) => {
-                let mut seal = [0; 32];
-                seal[..4].copy_from_slice(&(!register).to_le_bytes());
-                seal
-            }
+            Digest::Chain { tag, .. } => seal[..CHECK_BYTES].copy_from_slice(&tag),
+            Digest::Checksum(register) => seal[..4].copy_from_slice(&(!register).to_le_bytes()),
         }
+        seal
     }
 }
 
@@ -194,7 +199,10 @@ pub fn keys(dialer: &[u8; 32], listener: &[u8; 32]) -> [Protection; 2] {
     ]
     .map(|contexts| {
         let [packets, blocks] = contexts.map(|context| blake3::derive_key(context, &secrets));
-        Protection::Cipher(Arc::new(Cipher::new(&packets, blocks)))
+        Protection::Cipher(Arc::new(Cipher {
+            packets: key(&packets),
+            blocks: key(&blocks),
+        }))
     })
 }
 
@@ -265,6 +273,19 @@ mod tests {
             assert_eq!(seal(protection, b"blocks", 1), right);
             assert_ne!(seal(protection, b"blocks", 2), right);
             assert_ne!(seal(protection, b"block", 1), right);
+            for bit in 0..48 {
+                let mut wrong = *b"blocks";
+                wrong[bit / 8] ^= 1 << (bit % 8);
+                assert_ne!(seal(protection, &wrong, 1), right, "bit {bit}");
+            }
+            let steps = |order: [&[u8]; 2]| {
+                let mut sealing = protection.begin_seal();
+                for bytes in order {
+                    sealing.add(bytes.len(), |into| into.copy_from_slice(bytes));
+                }
+                sealing.end(1)
+            };
+            assert_ne!(steps([b"one", b"two"]), steps([b"two", b"one"]));
         }
         assert_ne!(seal(&there, b"blocks", 1), seal(&back, b"blocks", 1));
     }

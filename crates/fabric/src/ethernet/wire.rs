@@ -204,7 +204,7 @@ pub struct Answer {
 #[repr(C)]
 pub struct Placed {
     pub request: U64,
-    /// Keyed hash, or checksum, of the blocks, from the last one to the first, and of the request's number.
+    /// Tag, or checksum, of the blocks, from the last one to the first, and of the request's number.
     pub seal: [u8; 32],
 }
 
