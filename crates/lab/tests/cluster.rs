@@ -241,7 +241,7 @@ fn clients_send_every_operation() {
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
 const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::TakeNeighboursPosition, 1),
-    (Defect::LocalReadBeforeTails, 54),
+    (Defect::LocalReadBeforeTails, 152),
     (Defect::RepairWithoutCheck, 18),
     (Defect::AcknowledgeBeforeTails, 2),
     (Defect::SyncBeforeTails, 234),
@@ -269,7 +269,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetPromiseAtRestart, 21),
     (Defect::WindowUnbounded, 47),
     (Defect::PushUnbounded, 77),
-    (Defect::ChangeNamedData, 24),
+    (Defect::ChangeNamedData, 28),
     (Defect::GrantWhileProposing, 4),
     (Defect::PromoteMetadataOnly, 22),
     (Defect::CountBeforeData, 0),
@@ -297,7 +297,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetWaits, 2),
     (Defect::TrustBlankPool, 207),
     (Defect::ChangeBeforeRecall, 0),
-    (Defect::GrantDuringChange, 244),
+    (Defect::GrantDuringChange, 22),
     (Defect::GrantWithRepeatedAnswer, 38),
     (Defect::GrantBeyondLease, 46),
     (Defect::IgnoreOvertaking, 0),
@@ -313,7 +313,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::DropPagesAfterAnswer, 0),
     (Defect::UseOldWindow, 9),
     (Defect::UseWindowAfterLease, 9),
-    (Defect::ForgetLeftBehind, 54),
+    (Defect::ForgetLeftBehind, 122),
     (Defect::GrantOwned, 1),
     (Defect::ReadOwned, 0),
     (Defect::DropOwner, 57),
@@ -325,6 +325,8 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::FlushInNextSession, 158),
     (Defect::LocalReadOwned, 1),
     (Defect::StampByOwnClock, 3),
+    (Defect::ServeByOldTime, 324),
+    (Defect::TrustOldTime, 99),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

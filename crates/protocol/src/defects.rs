@@ -31,6 +31,16 @@ pub enum Defect {
     RefillBeforeTails,
     /// A member is removed before the map is changed.
     OmitBeforeMap,
+    /// A primary counts a pause of its own as silence of members.
+    CountPauses,
+    /// A primary counts a pause of its own as silence of sessions.
+    ExpirePaused,
+    /// A primary forgets at each pause of its own how long members were silent before.
+    ForgiveSilence,
+    /// A primary that was paused serves by the time that it has read before.
+    ServeByOldTime,
+    /// A client that was paused relies on its leases by the time that it has read before.
+    TrustOldTime,
     /// A primary without answers from most members leaves them out after one lease.
     RemoveUnheard,
     /// A repeated request is executed again.
@@ -207,7 +217,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 85] = [
+    pub const ALL: [Defect; 87] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -293,6 +303,8 @@ impl Defect {
         Defect::FlushInNextSession,
         Defect::LocalReadOwned,
         Defect::StampByOwnClock,
+        Defect::ServeByOldTime,
+        Defect::TrustOldTime,
     ];
 
     /// Those that only runs without faults find.
@@ -313,6 +325,13 @@ impl Defect {
 
     /// Those that only members show that are cut off from all but the membership service: `lab/tests/cluster.rs`.
     pub const OF_CUTS: [Defect; 1] = [Defect::RemoveUnheard];
+
+    /// Those that only units show in which processes are stopped, and nothing else happens: `lab/tests/pauses.rs`.
+    pub const OF_PAUSES: [Defect; 3] = [
+        Defect::CountPauses,
+        Defect::ExpirePaused,
+        Defect::ForgiveSilence,
+    ];
 
     /// Those of frames, which only streams show. `lab/tests/groups.rs` finds them, and those of shipments.
     pub const OF_FRAMES: [Defect; 5] = [

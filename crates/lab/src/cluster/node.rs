@@ -13,7 +13,7 @@ use protocol::wire::FileId;
 use protocol::{Defects, Member, Transmit, UnitMap, UnitOptions};
 use server::{Core, Host, LocalRead, Output};
 
-use super::time::{Clock, Time};
+use super::time::{Clock, OldTime, Time};
 
 /// Nanoseconds of an hour.
 pub const HOUR_NS: i64 = 3_600_000_000_000;
@@ -113,6 +113,8 @@ pub struct Machine {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// A pause of its process, if it reads the clock before it waits for messages, against the rule.
+    pub old_time: Option<OldTime>,
     /// Nanoseconds by which its date differs from virtual time.
     date_offset: i64,
     /// What its process reads the date from.
@@ -216,6 +218,7 @@ impl Machine {
             clock,
             incarnation: 0,
             timer: None,
+            old_time: None,
             date_offset: date_offset(seed),
             date: Arc::default(),
             has_room: false,
@@ -413,7 +416,7 @@ impl Machine {
         now: Time,
         input: impl FnOnce(&mut Member, u64),
     ) -> Result<Step, String> {
-        let local = self.clock.local(now);
+        let local = self.clock.local(OldTime::shown(self.old_time, now));
         self.show_date(now);
         let Some(core) = &mut self.process else {
             return Ok(Step::default());

@@ -72,6 +72,16 @@ pub enum Fault {
         /// The client that ends.
         client: Party,
     },
+    /// A process does not run. Its messages and time-outs wait, and are handled in their order when it continues; one may be
+    /// handled before the pause, and its messages sent after it.
+    Pause {
+        /// The node that is stopped.
+        node: Party,
+        /// Whether it is stopped within its next step.
+        is_in_step: bool,
+        /// Duration of the fault.
+        for_ns: Time,
+    },
     /// Nothing gets from one to the other.
     Cut {
         /// Sender of the messages.
@@ -190,6 +200,7 @@ impl Fault {
     fn for_ns_mut(&mut self) -> Option<&mut Time> {
         match self {
             Fault::Crash { for_ns, .. }
+            | Fault::Pause { for_ns, .. }
             | Fault::Cut { for_ns, .. }
             | Fault::Isolate { for_ns, .. }
             | Fault::MembershipOutage { for_ns }
@@ -242,6 +253,10 @@ const REPLACED_AT: u64 = 3;
 const DATED_EVERY: u64 = 3;
 const DATED_AT: u64 = 2;
 const DATES: u64 = 0x4441_5445;
+/// In which plans processes are stopped, and what distinguishes their random numbers from the others.
+const PAUSED_EVERY: u64 = 5;
+const PAUSED_AT: u64 = 4;
+const PAUSES: u64 = 0x5041_5553;
 /// Hours by which a date is set, at most.
 const HOURS_MAX: i32 = 24;
 
@@ -305,6 +320,10 @@ impl Plan {
         if seed % DATED_EVERY == DATED_AT {
             maker.random = Random::new(seed ^ DATES);
             maker.dated();
+        }
+        if seed % PAUSED_EVERY == PAUSED_AT {
+            maker.random = Random::new(seed ^ PAUSES);
+            maker.paused();
         }
         maker.faults.sort_by_key(|planned| planned.at);
         Plan {
@@ -552,6 +571,28 @@ impl Maker {
         }
     }
 
+    /// Processes are stopped for less than a lease, for about one, for longer, and for longer than a session lasts.
+    fn paused(&mut self) {
+        for _ in 0..self.random.between(2, 8) {
+            let (at, node) = (self.instant(), self.anyone());
+            let for_ns = match self.random.below(4) {
+                0 => self.spell(),
+                1 => self.random.between(900 * MILLISECOND, 1100 * MILLISECOND),
+                2 => self.random.between(SECOND, 3 * SECOND),
+                _ => self.random.between(3 * SECOND, 6 * SECOND),
+            };
+            let is_in_step = self.random.one_in(3);
+            self.add(
+                at,
+                Fault::Pause {
+                    node,
+                    is_in_step,
+                    for_ns,
+                },
+            );
+        }
+    }
+
     /// A client is away for longer than its session lasts; meanwhile, at times, the primary changes.
     fn client_away(&mut self, at: Time) {
         let node = Party::Client(self.random.below(self.clients as usize) as u32);
@@ -660,6 +701,12 @@ impl fmt::Display for Fault {
             Fault::Replace { member, is_lost } => {
                 let what = if *is_lost { "gone" } else { "declared failed" };
                 write!(formatter, "{member} is {what} for good")
+            }
+            Fault::Pause {
+                node, is_in_step, ..
+            } => {
+                let within = if *is_in_step { " within a step" } else { "" };
+                write!(formatter, "{node} is stopped{within}")
             }
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),

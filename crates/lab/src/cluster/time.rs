@@ -118,6 +118,22 @@ impl Clock {
     }
 }
 
+/// A pause of a process that goes on with the time that it has read before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OldTime {
+    /// When the pause began.
+    pub from: Time,
+    /// When it ended.
+    pub until: Time,
+}
+
+impl OldTime {
+    /// The time that the process assumes, in what it does at once when it continues.
+    pub fn shown(old: Option<OldTime>, now: Time) -> Time {
+        old.filter(|it| it.until == now).map_or(now, |it| it.from)
+    }
+}
+
 fn rate(drift_ppm: i32) -> u64 {
     let rate = MILLION as i64 + i64::from(drift_ppm);
     assert!(rate > 0, "no clock runs backwards");

@@ -31,7 +31,7 @@ use locks::Locks;
 use outcomes::answer;
 use rare::Rare;
 
-use super::time::{Clock, MILLISECOND, Time};
+use super::time::{Clock, MILLISECOND, OldTime, Time};
 use super::world::FIRST_CLIENT;
 
 /// Files that are written, read and locked.
@@ -84,6 +84,8 @@ pub struct Worker {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// A pause of its process, if it reads the clock before it waits for calls, against the rule.
+    pub old_time: Option<OldTime>,
     /// One-sided transfers that the client's machine is to start.
     pub transfers: Vec<Transfer>,
     /// Writes and reads that its ended clients did one-sided.
@@ -142,6 +144,7 @@ impl Worker {
             clock,
             incarnation: 0,
             timer: None,
+            old_time: None,
             transfers: Vec::new(),
             one_sided: (0, 0),
             client: None,
@@ -203,6 +206,11 @@ impl Worker {
                 false => client,
             });
         }
+    }
+
+    /// The time that its process assumes, by the machine's clock.
+    fn local(&self, now: Time) -> u64 {
+        self.clock.local(OldTime::shown(self.old_time, now))
     }
 
     /// Whether its process runs.
@@ -295,7 +303,7 @@ impl Worker {
         lost: &mut Lost,
         input: impl FnOnce(&mut Client, u64),
     ) -> Vec<protocol::Transmit> {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         let Some(mut client) = self.client.take() else {
             return Vec::new();
         };
@@ -580,7 +588,7 @@ impl Worker {
 
     /// Answers an operation from the caches, if possible.
     fn use_kept(&mut self, now: Time, operation: &Operation, history: &mut History) -> bool {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         let Some(outcome) = self.keeping.find(local, operation).cloned() else {
             return false;
         };
@@ -597,7 +605,7 @@ impl Worker {
 
     /// Reads a cached value.
     pub fn look_at_kept(&mut self, now: Time, history: &mut History) {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         if let Some(operation) = self.keeping.any(local, &mut self.chance) {
             self.use_kept(now, &operation, history);
         }

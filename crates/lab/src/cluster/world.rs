@@ -10,6 +10,7 @@ mod faults;
 mod grow;
 mod local;
 mod onesided;
+mod pauses;
 mod replace;
 
 use fabric_simulation::simulated::{LinkOptions, Links};
@@ -26,6 +27,7 @@ use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use checks::Watch;
 use onesided::{Flight, Ways};
+use pauses::Pauses;
 use replace::{OPERATOR, Replacement};
 
 /// Name of the first client on the fabric; members count from 0.
@@ -127,6 +129,8 @@ pub struct Summary {
     pub was_whole: bool,
     /// Sessions that ended though their clients went on.
     pub ended_sessions: usize,
+    /// Members that a primary has left out, which was the primary before, too.
+    pub left_out: usize,
     /// Virtual time at the end.
     pub time: Time,
     /// Number of messages sent.
@@ -137,6 +141,12 @@ enum WorldEvent {
     Deliver {
         to: u32,
         bytes: Vec<u8>,
+    },
+    /// A process continues, and sends a message that it has made before.
+    Send {
+        from: u32,
+        incarnation: u64,
+        transmit: Transmit,
     },
     Timer {
         node: u32,
@@ -221,6 +231,8 @@ pub struct World {
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
+    left_out: usize,
+    pauses: Pauses,
     ways: Ways,
     /// Random source of local reads, and how many were answered.
     local: Random,
@@ -282,6 +294,8 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
+            left_out: 0,
+            pauses: Pauses::default(),
             ways: Ways::new(setup.seed ^ WAYS),
             local: local::random(setup.seed),
             locally_read: 0,
@@ -424,8 +438,19 @@ impl World {
         let Some((now, event)) = self.queue.take() else {
             return Ok(());
         };
+        let Some(event) = self.unless_paused(now, event) else {
+            return Ok(());
+        };
         match event {
             WorldEvent::Deliver { to, bytes } => self.deliver(now, to, &bytes.into()),
+            WorldEvent::Send {
+                from,
+                incarnation,
+                transmit,
+            } => {
+                self.send_held(now, (from, incarnation), transmit);
+                Ok(())
+            }
             WorldEvent::Timer {
                 node,
                 incarnation,
@@ -544,7 +569,8 @@ impl World {
                 self.sight(now, Cue::Proposed, node);
             }
             self.note(|| format!("member {member} proposes {map:?}"));
-            if let Some(at) = self.membership.travel(now + lag) {
+            let sent_at = self.pauses.end(now, (node, incarnation));
+            if let Some(at) = self.membership.travel(sent_at + lag) {
                 let proposal = WorldEvent::Proposal {
                     from: node,
                     incarnation,
@@ -586,6 +612,9 @@ impl World {
     }
 
     fn transmit(&mut self, now: Time, from: u32, transmit: Transmit) {
+        let Some(transmit) = self.hold_message(now, from, transmit) else {
+            return;
+        };
         for to in transmit.to {
             for delivery in self.links.send(now, from, to, &transmit.bytes) {
                 let bytes = delivery.bytes;
@@ -671,6 +700,10 @@ impl World {
             Ok(_) => {
                 self.note(|| format!("the map is {map:?}"));
                 self.check_map(now, &before, &map)?;
+                if !is_takeover {
+                    let is_out = |node: &&u32| !map.is_in_sync(**node);
+                    self.left_out += before.in_sync.iter().filter(is_out).count();
+                }
                 if is_takeover {
                     self.takeovers.push(now);
                     self.sight(now, Cue::Takeover, map.primary);

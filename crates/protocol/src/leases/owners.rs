@@ -152,6 +152,14 @@ impl Owners {
         self.overdue.contains(&session)
     }
 
+    /// Owners have so much longer to answer recalls.
+    pub fn discount(&mut self, pause: u64) {
+        let sent = self.by_inode.values_mut();
+        for sent in sent.filter_map(|owner| owner.recall.as_mut()) {
+            sent.deadline = sent.deadline.saturating_add(pause);
+        }
+    }
+
     /// Recalls files that other sessions own. None if there are none. A recall is sent again after `resend_ns`, if given.
     pub fn recall(
         &mut self,

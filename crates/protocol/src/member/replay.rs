@@ -33,6 +33,13 @@ pub(super) struct Replaying {
     left: usize,
 }
 
+impl Replaying {
+    /// Sessions have so much longer to resume.
+    pub fn discount(&mut self, pause: u64) {
+        self.until = self.until.saturating_add(pause);
+    }
+}
+
 /// Most files that a session holds across a takeover.
 const HOLDS_MAX: usize = 1 << 20;
 

@@ -100,6 +100,8 @@ pub(super) struct Primary {
     pub is_proposing: bool,
     proposed_at: u64,
     pub heartbeat_at: u64,
+    /// Pauses of this primary before do not count any more.
+    pub discounted_until: u64,
     pub next_tick: u64,
     serves_without_lease: bool,
 }
@@ -236,6 +238,7 @@ impl Member {
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
+            discounted_until: now,
             next_tick: now,
             serves_without_lease: self.defects.has(Defect::ServeWithoutLease),
         };
@@ -247,6 +250,7 @@ impl Member {
 
     pub(super) fn map_changed_while_serving(&mut self, now: u64) {
         let (map, others) = (self.map.clone(), self.others());
+        self.discount_pause(now);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -277,6 +281,7 @@ impl Member {
     pub(super) fn handle_as_primary(&mut self, now: u64, envelope: &Envelope, body: Body) {
         let from = envelope.from;
         let is_member = self.map.members.contains(&from);
+        self.discount_pause(now);
         let mode = body.mode();
         match body {
             _ if !is_member => return self.handle_client(now, envelope, body),
@@ -529,10 +534,10 @@ impl Member {
 
     pub(super) fn serve_on_time(&mut self, now: u64) {
         let (heartbeat_ns, retry) = (self.options.heartbeat_ns, self.options.retry_ns);
+        self.discount_pause(now);
         let Some(primary) = self.primary() else {
             return;
         };
-        primary.discount_pause(now, heartbeat_ns);
         let mut silent = Vec::new();
         for (node, peer) in &mut primary.peers {
             // While nothing is left to do, doing nothing is no fault.
@@ -575,6 +580,7 @@ impl Member {
     fn propose_changes(&mut self, now: u64) {
         let (lease, heartbeat_ns) = (self.options.lease_ns, self.options.heartbeat_ns);
         let omits_early = self.defects.has(Defect::OmitBeforeMap);
+        let counts_pauses = self.defects.has(Defect::CountPauses);
         let map = self.map.clone();
         let silence = self.silence(now);
         let Some((primary, silence)) = self.primary().zip(silence) else {
@@ -583,7 +589,7 @@ impl Member {
         let next_end = silence.next(primary.peers.values());
         primary.next_tick = next_end.map_or(primary.next_tick, |at| at.min(primary.next_tick));
         let is_waiting = primary.is_proposing && now < primary.proposed_at + lease;
-        if is_waiting || primary.is_late(now, heartbeat_ns) {
+        if is_waiting || primary.is_late(now, heartbeat_ns) && !counts_pauses {
             return;
         }
         let mut next = map.next();

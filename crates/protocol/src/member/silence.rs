@@ -59,15 +59,32 @@ impl Primary {
         now > self.heartbeat_at + heartbeat_ns
     }
 
-    /// If it was paused, the members were not silent or stuck for that time.
-    pub fn discount_pause(&mut self, now: u64, heartbeat_ns: u64) {
+    /// Ends the pause if this primary was paused; returns its duration.
+    fn end_pause(&mut self, now: u64, heartbeat_ns: u64) -> Option<u64> {
         if !self.is_late(now, heartbeat_ns) {
-            return;
+            return None;
         }
-        let pause = now - self.heartbeat_at;
+        let since = self.heartbeat_at.max(self.discounted_until);
+        self.discounted_until = now;
+        Some(now.saturating_sub(since))
+    }
+
+    /// Members were not silent or stuck for this time.
+    fn discount_for_members(&mut self, now: u64, pause: u64) {
         for peer in self.peers.values_mut() {
-            peer.heard_at = now.min(peer.heard_at + pause);
-            peer.progressed_at = now.min(peer.progressed_at + pause);
+            peer.heard_at = now.min(peer.heard_at.saturating_add(pause));
+            peer.progressed_at = now.min(peer.progressed_at.saturating_add(pause));
+        }
+    }
+
+    /// Sessions were not silent for this time, and had no time to answer recalls or to resume.
+    fn discount_for_sessions(&mut self, now: u64, pause: u64) {
+        for session in self.sessions.by_number.values_mut() {
+            session.heard_at = now.min(session.heard_at.saturating_add(pause));
+        }
+        self.owners.discount(pause);
+        if let Some(replaying) = &mut self.replaying {
+            replaying.discount(pause);
         }
     }
 
@@ -83,6 +100,26 @@ impl Primary {
 }
 
 impl Member {
+    /// What others did not do while this primary was paused does not count.
+    pub(super) fn discount_pause(&mut self, now: u64) {
+        let heartbeat_ns = self.options.heartbeat_ns;
+        let counts = [Defect::CountPauses, Defect::ExpirePaused];
+        let [counts_members, counts_sessions] = counts.map(|it| self.defects.has(it));
+        let forgives = self.defects.has(Defect::ForgiveSilence);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let Some(pause) = primary.end_pause(now, heartbeat_ns) else {
+            return;
+        };
+        if !counts_members {
+            primary.discount_for_members(now, if forgives { now } else { pause });
+        }
+        if !counts_sessions {
+            primary.discount_for_sessions(now, pause);
+        }
+    }
+
     /// How long members may be silent now, for a primary.
     pub(super) fn silence(&self, now: u64) -> Option<Silence> {
         let Role::Serving(primary) = &self.role else {

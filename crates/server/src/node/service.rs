@@ -219,8 +219,9 @@ impl Service {
     }
 
     fn take_inputs(&mut self) -> Result<(), NodeError> {
-        let now = clock::now();
         while let Ok(input) = self.inputs.try_recv() {
+            // Not before: the thread may be stopped at any moment.
+            let now = clock::now();
             match input {
                 Input::Stop => self.ended = Some(Ok(())),
                 Input::Map(map) => self.take_map(now, map)?,

@@ -57,6 +57,8 @@ fn plans_are_calm_wild_and_aimed() {
         "crashes in",
         "client 1 crashes",
         "is gone for good",
+        "is stopped, for",
+        "is stopped within a step, for",
         "is cut from",
         "is isolated",
         "service is out",

@@ -60,9 +60,7 @@ impl Worker {
         if self.answering.is_unsent(file) {
             return false;
         }
-        let leased = self
-            .keeping
-            .leased_version(self.clock.local(now), file.inode);
+        let leased = self.keeping.leased_version(self.local(now), file.inode);
         let window = self.ahead.windows.get(&file);
         if let Some(window) = window.filter(|it| is_current(it.version, leased, &self.defects)) {
             let found = block(&window.data, offset);

@@ -92,7 +92,7 @@ impl Worker {
         if !self.is_early || self.client.is_none() {
             return false;
         }
-        let local = self.clock.local(now);
+        let local = self.local(now);
         let invoke = |history: &mut History, client| {
             let asked = keys(operation, &self.wide).into_iter();
             let ids = asked.map(|(key, asked)| history.invoke(client, key, asked, now));
@@ -239,13 +239,13 @@ impl Worker {
     }
 
     pub(super) fn close_early(&mut self, now: Time, recalled: &Recalled) {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         self.answering.early.recalled(local, recalled);
     }
 
     /// Sends what is due, and goes on with what waited for it.
     pub(super) fn send_answered(&mut self, now: Time, client: &mut Client) {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         let own = &mut self.answering;
         let old = local.checked_sub(SENT_AFTER);
         let mut files = old.map_or(Vec::new(), |old| own.early.due(Some(old)));
@@ -284,7 +284,7 @@ impl Worker {
 
     /// Asks the cluster for an operation that the history has.
     pub(super) fn submit(&mut self, now: Time, client: &mut Client, asked: Postponed) {
-        let local = self.clock.local(now);
+        let local = self.local(now);
         let Postponed {
             operation,
             acknowledge,

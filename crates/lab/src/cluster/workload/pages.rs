@@ -37,7 +37,7 @@ impl Worker {
         let Operation::Read { file, .. } = read else {
             return false;
         };
-        if self.keeping.shows_pages(self.clock.local(now), file.inode) {
+        if self.keeping.shows_pages(self.local(now), file.inode) {
             return self.finish_or_ask(now, pending, history);
         }
         self.to_ask.push(Pending {

@@ -511,6 +511,7 @@ impl World {
             locally_read: self.locally_read,
             is_replaced: self.is_replaced(),
             ended_sessions,
+            left_out: self.left_out,
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),

@@ -61,7 +61,8 @@ impl World {
                 }
             }
             Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
-            Fault::Drift { node, .. }
+            Fault::Pause { node, .. }
+            | Fault::Drift { node, .. }
             | Fault::HearsLate { node, .. }
             | Fault::StepDate { member: node, .. } => {
                 for node in self.nodes(node, subject) {
@@ -98,6 +99,9 @@ impl World {
 
     fn fault_of_node(&mut self, now: Time, node: u32, fault: Fault) {
         match fault {
+            Fault::Pause {
+                is_in_step, for_ns, ..
+            } => self.pause(node, (now, now + for_ns), is_in_step),
             Fault::Drift { ppm, .. } => self.drift(now, node, ppm),
             Fault::HearsLate { by_ms, .. } => {
                 self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);

@@ -28,10 +28,20 @@ pub struct Executed {
     data: Vec<u8>,
 }
 
+impl Executed {
+    /// The member that runs in the same process as the client's thread.
+    pub fn member(&self) -> u32 {
+        self.member as u32
+    }
+}
+
 impl World {
     /// Lets a client read in the member that runs in the same process.
     pub(super) fn read_locally(&mut self, now: Time, client: usize) {
         let member = client % self.machines.len();
+        if self.is_paused(now, member as u32) {
+            return;
+        }
         let worker = &mut self.workers[client];
         let Some(reading) = worker.begin_to_read(now, &mut self.local, &mut self.history) else {
             return;

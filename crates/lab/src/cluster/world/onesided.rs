@@ -29,6 +29,13 @@ pub struct Sender {
     wr_id: u64,
 }
 
+impl Sender {
+    /// Number of the client.
+    pub fn client(&self) -> usize {
+        self.client
+    }
+}
+
 /// A read is torn: each block is read at its own instant.
 pub struct Gathered {
     blocks: Vec<Option<Bytes>>,
