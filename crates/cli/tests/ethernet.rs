@@ -217,6 +217,39 @@ fn long_transfers_are_placed((mtu, queues): (u32, u32), frames: u64) {
     common::tako(&["check", &cluster.scratch.path("n1.pool")]).ended(0);
 }
 
+/// The memory for frames lies behind the pool, so the pool has to be opened again to become longer.
+#[test]
+fn a_pool_with_a_data_queue_grows_while_its_node_runs_without_it() {
+    let placing = format!("{AT_INTERFACE}data_queue = 1\n");
+    let mut cluster = Cluster::start(1, Hosts::with_cable(1500, 2), &placing);
+    let status = cluster.wait("it serves", is_whole);
+    let length = reported(&status, "pool");
+    let mount = Mounted::new(&cluster, "mount", ",transport=tcp");
+    mount.write("before", 1);
+    let grow = |cluster: &Cluster| {
+        let mut command = common::command(&["grow", "tako:///hosts", "--size", "128M"]);
+        command.env("TAKO_STATE", cluster.scratch.path("state"));
+        common::run(&mut command)
+    };
+    let refused = grow(&cluster);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    let sentence = "growing the pools of cluster hosts failed: node n1 has `data_queue`";
+    assert!(said.contains(sentence), "{said}");
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    let status = cluster.wait("it serves as before", is_whole);
+    assert_eq!(reported(&status, "pool"), length);
+    mount.write("refused", 2);
+    cluster.restart(0, 1, AT_INTERFACE);
+    cluster.wait("it serves without the queue", is_whole);
+    let grown = grow(&cluster);
+    assert!(grown.status.success(), "{grown:?}");
+    cluster.restart(0, 1, &placing);
+    let is_long = |status: &Value| is_whole(status) && reported(status, "pool") == 2 * length;
+    cluster.wait("it has grown, and has the queue", is_long);
+    mount.verify("before", 1);
+    mount.verify("refused", 2);
+}
+
 /// Set for the process that maps a file: the source, and the directory of its keys.
 const MAPS: [&str; 2] = ["TAKO_TEST_MAPS", "TAKO_TEST_KEYS"];
 

@@ -186,6 +186,7 @@ impl Node {
             name: config.name.clone(),
             least: region.length(),
             region,
+            has_data_queue: config.data_queue.is_some(),
             membership: membership.clone(),
             inbox: inbox.clone(),
             log: log.clone(),

@@ -71,6 +71,15 @@ impl Cluster {
         common::start(command.stdout(Stdio::null()).stderr(Stdio::inherit()))
     }
 
+    /// Ends a node of `count`, and starts it with these lines in its configuration.
+    pub fn restart(&mut self, node: usize, count: usize, options: &str) {
+        let _ = self.nodes[node].kill();
+        let _ = self.nodes[node].wait();
+        self.options = options.into();
+        let path = self.configure(node, count, &self.scratch.path("keys"));
+        self.nodes[node] = self.serve(node, &path, &[]);
+    }
+
     /// Error of the first host's node when it does not start.
     pub fn refused(&self, config: &str) -> String {
         let mut command = self.hosts.command(0, common::TAKO);

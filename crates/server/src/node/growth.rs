@@ -18,6 +18,8 @@ pub struct Growing {
     pub id: NodeId,
     pub name: String,
     pub region: Region,
+    /// Whether an interface receives data in the pool.
+    pub has_data_queue: bool,
     pub membership: Arc<dyn Membership>,
     pub inbox: Inbox,
     pub log: Log,
@@ -31,6 +33,17 @@ pub struct Growing {
     pub kept: Arc<AtomicU64>,
 }
 
+/// Why a node cannot reserve room, and what to do.
+fn refusal(name: &str, has_data_queue: bool, error: &pmem::Error) -> String {
+    match error {
+        pmem::Error::NoReach { .. } if has_data_queue => format!(
+            "node {name} has `data_queue`: its interface receives data in the pool, which keeps its length for that; restart the \
+             nodes without `data_queue`, grow the pools, and restart them with it"
+        ),
+        error => format!("node {name}: {error}"),
+    }
+}
+
 impl Growing {
     /// Begins what this map requests of the node. The image starts at `start` in the pool.
     pub fn take_map(&self, map: &ClusterMap, start: u64) {
@@ -38,12 +51,15 @@ impl Growing {
             return;
         };
         let (id, name, image) = (self.id, self.name.clone(), unit.growth.image);
+        let has_data_queue = self.has_data_queue;
         let with_room = move |map: &ClusterMap| map.with_room(UNIT, id, image, &Defects::default());
         if with_room(map).is_some() {
             let reserve = move |region: &Region| region.grow(start.saturating_add(image));
             self.begin(reserve, move |map, reserved| match reserved {
                 Ok(()) => with_room(map),
-                Err(error) => map.refuse_to_grow(UNIT, image, &format!("node {name}: {error}")),
+                Err(error) => {
+                    map.refuse_to_grow(UNIT, image, &refusal(&name, has_data_queue, error))
+                }
             });
             return;
         }
@@ -223,6 +239,7 @@ mod tests {
             name: "n1".into(),
             // Memory does not become shorter.
             region: Region::memory(8192, false).unwrap(),
+            has_data_queue: false,
             membership: Arc::new(Fixed(map.clone())),
             inbox: Inbox {
                 inputs,
