@@ -234,6 +234,8 @@ pub struct EthernetCounters {
     pub fetched_frames: u64,
     /// Messages to groups that were dropped for want of a buffer.
     pub unbuffered: u64,
+    /// On one queue: how often all frames were dropped until aimed descriptors were withdrawn.
+    pub stops: u64,
 }
 
 #[derive(Default)]
@@ -315,6 +317,7 @@ impl Ethernet {
             placed_frames: read(&counts.placed_frames),
             fetched_frames: read(&counts.fetched_frames),
             unbuffered: read(&counts.unbuffered),
+            stops: self.shared.port.lock().stops(),
         }
     }
 }

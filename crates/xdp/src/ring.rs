@@ -172,9 +172,9 @@ impl<T: Entry> Producer<T> {
         (self.next, consumed)
     }
 
-    /// Replaces entries that were published, by a function of each. The kernel consumes none meanwhile.
-    pub fn replace(&mut self, mut other: impl FnMut(T) -> T) {
-        let (end, mut index) = self.range();
+    /// Replaces published entries from this number on, by a function of each. The kernel consumes none meanwhile.
+    pub fn replace(&mut self, start: u32, mut other: impl FnMut(T) -> T) {
+        let (end, mut index) = (self.next, start);
         while index != end {
             let entry = self.ring.entry(index);
             // SAFETY: the slot is inside of the mapping, and the kernel only reads it.

@@ -145,7 +145,7 @@ fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
 
 /// A thread at an interface that is not there, and the memory that peers reach. Data comes by the queue of all other frames, or by
 /// another one.
-fn interface(is_shared: bool) -> (Local, Registration) {
+pub(super) fn interface(is_shared: bool) -> (Local, Registration) {
     let mut options = EthernetOptions {
         authenticated: false,
         transports: 1,

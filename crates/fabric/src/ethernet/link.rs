@@ -24,11 +24,11 @@ const MISSED_AFTER: Duration = Duration::from_micros(100);
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// On one queue a run that makes no progress for so long is withdrawn, since other frames wait for it.
 const STALLED_AFTER: Duration = Duration::from_millis(20);
-/// The same for a run that is not whole after so long, however many frames have come. It doubles each time, so that a slow link
-/// brings a run in the end.
+/// The same for a run that is not whole after so long, however many frames have come. It doubles each time, up to a limit that is
+/// shorter than the lease of a node.
 const UNFINISHED_AFTER: Duration = Duration::from_millis(100);
-/// The most often that it doubles.
-const DOUBLED_MAX: u32 = 5;
+/// Greatest number of times that it doubles.
+const DOUBLED_MAX: u32 = 2;
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
@@ -251,6 +251,7 @@ impl Landing {
     /// It is not aimed at, and cannot be yet.
     pub fn not_aimed(&mut self, now: Instant) {
         self.aimed_at = now;
+        self.ask(now);
     }
 
     /// Whether nothing has come for so long that other frames should no longer wait, or not all within a longer time.
@@ -662,12 +663,17 @@ mod tests {
 
     #[test]
     fn a_run_stalls_without_frames_and_with_few() {
+        /// Less than half of a lease.
+        const LONGEST: Duration = Duration::from_millis(400);
         let aimed = Aimed { first: 0, front: 0 };
         let mut landing = Landing::new(0, 1 << 20, aimed, true);
         let mut start = Instant::now();
         landing.aimed(aimed, start);
         assert!(!landing.is_stalled(start + STALLED_AFTER / 2));
         assert!(landing.is_stalled(start + STALLED_AFTER));
+        landing.not_aimed(start + STALLED_AFTER);
+        let due = landing.due();
+        assert!(due.is_some_and(|due| due > start + STALLED_AFTER));
         let step = STALLED_AFTER - Duration::from_millis(1);
         let mut before = Duration::ZERO;
         for _ in 0..10 {
@@ -681,8 +687,8 @@ mod tests {
                 }
             }
             let lasted = now - start;
-            assert!(lasted > before || lasted > UNFINISHED_AFTER * 32);
-            assert!(lasted <= UNFINISHED_AFTER * 32 + step);
+            assert!(lasted > before || lasted >= LONGEST);
+            assert!(lasted <= LONGEST + step);
             (before, start) = (lasted, now);
         }
     }

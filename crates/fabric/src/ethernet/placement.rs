@@ -22,6 +22,9 @@ use super::protection::{Protection, Sealing};
 use super::shared::{Shared, tag};
 use crate::{EndpointId, Key, Registration};
 
+#[cfg(all(test, feature = "fuzzing"))]
+mod tests;
+
 /// Bytes of a block.
 pub const BLOCK: u32 = 4096;
 /// Blocks that are aimed at once.
@@ -44,8 +47,8 @@ struct Aim {
     first: u32,
     /// Descriptors with data that has landed.
     landed: u32,
-    /// Bytes before the first block, where a header arrives.
-    saved: [u8; HEADER as usize],
+    /// Bytes before the first block, where a header arrives. They are restored once.
+    saved: Option<[u8; HEADER as usize]>,
     /// The seal of blocks that have landed, and how many: from the last one down.
     sealing: Option<Sealing>,
     sealed: u32,
@@ -62,6 +65,10 @@ pub struct Placement {
     is_astray: bool,
     /// Number of the next frame that is aimed at.
     next: u32,
+    /// Something was aimed at by the socket of a separate queue since it was opened.
+    is_aimed: bool,
+    /// Frames that the socket of a separate queue was given to send, until it reports them.
+    sending: VecDeque<u64>,
 }
 
 /// Progress of the frames of an aim.
@@ -100,7 +107,7 @@ impl Aim {
             run,
             first,
             landed: 0,
-            saved,
+            saved: Some(saved),
             sealing: None,
             sealed: 0,
         }
@@ -167,15 +174,34 @@ impl Placement {
             aims: VecDeque::new(),
             is_astray: false,
             next: 0,
+            is_aimed: false,
+            sending: VecDeque::new(),
         }
     }
 
     fn socket(&mut self, port: &Mutex<Port>) -> Option<&mut DataSocket> {
-        if self.socket.is_none() {
-            self.socket = port.lock().data_socket(RING).ok();
-            self.is_astray = false;
+        if self.socket.is_none()
+            && let Ok(socket) = port.lock().data_socket(RING)
+        {
+            self.open(socket);
         }
         self.socket.as_mut()
+    }
+
+    /// Uses a new socket, which has nothing aimed.
+    fn open(&mut self, socket: DataSocket) {
+        self.socket = Some(socket);
+        self.is_aimed = false;
+        // A run of the socket before cannot become whole.
+        self.is_astray = !self.aims.is_empty();
+    }
+
+    /// Closes the socket of a separate queue. It reports none of the frames that it has not reported yet.
+    fn close(&mut self, shared: &Shared) {
+        self.socket = None;
+        for address in self.sending.drain(..) {
+            shared.sent(address);
+        }
     }
 
     /// Aims at a run of blocks. Nothing is returned if something else is aimed at.
@@ -235,15 +261,17 @@ impl Placement {
     /// Nothing is aimed at any more.
     fn withdraw_all(&mut self, shared: &Shared) {
         if !shared.is_on_one_queue() {
-            // The kernel forgets its descriptors with the socket.
-            self.socket = None;
-            self.is_astray = true;
+            if self.is_aimed {
+                // The kernel forgets its descriptors with the socket.
+                self.close(shared);
+            }
+            self.is_astray = self.socket.is_none();
             return;
         }
         let is_aimed = |address| !shared.is_for_frames(address);
-        shared.port.lock().withdraw(is_aimed);
+        let is_withdrawn = shared.port.lock().withdraw(is_aimed);
         self.discard(shared);
-        self.is_astray = false;
+        self.is_astray = !is_withdrawn;
     }
 
     /// Takes what has landed for runs that have ended.
@@ -293,6 +321,7 @@ impl Placement {
             socket.fill(aim.fill(shape, piece));
         }
         socket.filled();
+        self.is_aimed = true;
         self.next = first.wrapping_add(count);
         self.aims.push_back(aim);
         Some(())
@@ -386,21 +415,24 @@ impl Placement {
         let Some(aim) = self.aims.iter().position(is_it) else {
             return;
         };
-        if let Some(aim) = self.aims.remove(aim) {
-            self.end(shared, shape, &aim, aim.is_whole(shape));
+        if let Some(mut aim) = self.aims.remove(aim) {
+            self.end(shared, shape, &mut aim);
+            shared.port.lock().resume();
         }
     }
 
     /// All runs of an owner have ended.
     pub fn finish_all(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
         if self.owner == owner {
-            while let Some(aim) = self.aims.pop_front() {
-                self.end(shared, shape, &aim, aim.is_whole(shape));
+            while let Some(mut aim) = self.aims.pop_front() {
+                self.end(shared, shape, &mut aim);
+                shared.port.lock().resume();
             }
         }
     }
 
-    fn end(&mut self, shared: &Shared, shape: Shape, aim: &Aim, is_whole: bool) {
+    fn end(&mut self, shared: &Shared, shape: Shape, aim: &mut Aim) {
+        let is_whole = aim.is_whole(shape);
         if (!is_whole || self.aims.is_empty())
             && let Some(lane) = shared.port.lock().lane()
         {
@@ -409,9 +441,9 @@ impl Placement {
         if !is_whole {
             self.withdraw_all(shared);
         }
-        // After the last header that may arrive there.
-        if !shape.is_stripped() {
-            shared.region.write(aim.run.offset - HEADER, &aim.saved);
+        // After the last header that may arrive there, and only once: another component may write there later.
+        if let Some(saved) = aim.saved.take().filter(|_| !shape.is_stripped()) {
+            shared.region.write(aim.run.offset - HEADER, &saved);
         }
     }
 
@@ -440,9 +472,12 @@ impl Placement {
     ) -> Option<Aimed> {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
-        let astray = self.aims.remove(index)?;
-        self.end(shared, shape, &astray, false);
+        let mut astray = self.aims.remove(index)?;
+        // Its data is not what was sent, even if all of it has come.
+        astray.landed = 0;
+        self.end(shared, shape, &mut astray);
         let again = self.aim(shared, shape, owner, astray.run);
+        shared.port.lock().resume();
         if again.is_none() {
             // The kernel frees the queue, or takes the withdrawn descriptors, a little later: until then the aim is astray.
             self.is_astray = true;
@@ -458,18 +493,27 @@ impl Placement {
     }
 
     /// Gives a part of a frame to the kernel, for which there is room.
-    pub fn transmit(&mut self, descriptor: Descriptor) {
+    pub fn transmit(&mut self, shared: &Shared, descriptor: Descriptor) {
         if let Some(socket) = &mut self.socket {
             socket.socket().transmit(descriptor);
+            // On one queue the port reports it.
+            if !shared.is_on_one_queue() {
+                self.sending.push_back(descriptor.address);
+            }
         }
     }
 
     /// Lets the kernel send the submitted frames, and takes back those it has sent.
-    pub fn flush(&mut self, mut sent: impl FnMut(u64)) {
-        if let Some(socket) = &mut self.socket {
-            socket.socket().flush();
-            while let Some(address) = socket.completed() {
-                sent(address);
+    pub fn flush(&mut self, shared: &Shared) {
+        let Some(socket) = &mut self.socket else {
+            return;
+        };
+        socket.socket().flush();
+        while let Some(address) = socket.completed() {
+            // Usually the oldest one.
+            if let Some(at) = self.sending.iter().position(|found| *found == address) {
+                self.sending.remove(at);
+                shared.sent(address);
             }
         }
     }

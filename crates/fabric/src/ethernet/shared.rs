@@ -16,6 +16,7 @@ use xdp::{
     Shape, Socket,
 };
 
+use super::link::RESERVED;
 use super::placement::{BLOCK, Placement, RING};
 use super::{Counts, EthernetOptions, PlacedPool, count, wire};
 use crate::{Access, Error, Failure, Key, Provider, ReadMemory, Registration, Table};
@@ -394,16 +395,25 @@ impl Shared {
             for (index, &(frame, length)) in parts.iter().enumerate() {
                 let continues = index + 1 < parts.len();
                 self.hand_over(frame);
-                placement.transmit(Descriptor {
+                let descriptor = Descriptor {
                     address: self.address(frame),
                     length,
                     options: if continues { Descriptor::CONTINUES } else { 0 },
-                });
+                };
+                placement.transmit(self, descriptor);
             }
             given += 1;
         }
-        placement.flush(|address| self.sent(address));
+        placement.flush(self);
         given
+    }
+
+    /// Takes back placed frames that the kernel has sent, if no other thread does something with placed data.
+    fn collect_placed(&self) {
+        let placement = self.placement.as_ref();
+        if let Some(mut placement) = placement.and_then(|(placement, _)| placement.try_lock()) {
+            placement.flush(self);
+        }
     }
 
     /// Does something with registered memory that a peer named, if it may. Memory for frames is none of it.
@@ -573,16 +583,25 @@ impl Frames {
     /// Number that can be taken, as far as is known.
     pub fn available(&mut self) -> usize {
         if self.free.len() < TRANSMIT_FRAMES as usize / 4 && !self.retired.is_empty() {
-            let (shared, free) = (&self.shared, &mut self.free);
-            self.retired.retain(|&frame| {
-                let is_back = shared.is_back(frame);
-                if is_back {
-                    free.push(frame);
-                }
-                !is_back
-            });
+            self.collect();
+            if self.free.len() <= RESERVED {
+                // After the last frames of a run nothing else takes them back.
+                self.shared.collect_placed();
+                self.collect();
+            }
         }
         self.free.len()
+    }
+
+    fn collect(&mut self) {
+        let (shared, free) = (&self.shared, &mut self.free);
+        self.retired.retain(|&frame| {
+            let is_back = shared.is_back(frame);
+            if is_back {
+                free.push(frame);
+            }
+            !is_back
+        });
     }
 
     pub fn take(&mut self) -> Option<u32> {

@@ -79,22 +79,47 @@ impl Port {
 
     /// Aims at memory: the frames of the run land at these addresses. Nothing may be aimed at before. Returns the number of descriptors
     /// in front, which have to be used up by frames without content; `None` if there is no room, or too little memory to withdraw them.
+    ///
+    /// If descriptors of other frames have most of the memory, as after withdrawals, the last ones of them are aimed, and their memory
+    /// becomes spare. Takes as long as a withdrawal then, unless one has just preceded.
     pub fn aim(&mut self, run: SharedAim, addresses: &[u64]) -> Option<u32> {
-        let lane = self.lane.as_ref()?;
-        let count = addresses.len();
-        if (self.fill.room() as usize) < count || self.spare.len() < count + LEVEL as usize {
+        let count = addresses.len() as u32;
+        let lacking = (count + LEVEL).saturating_sub(self.spare.len() as u32);
+        let pushed = count.saturating_sub(lacking);
+        let (next, consumed) = self.fill.range();
+        // Some remain in front, for other frames.
+        let can_replace = next.wrapping_sub(consumed) >= lacking + LEVEL;
+        let has_room = self.fill.room() >= pushed && (lacking == 0 || can_replace);
+        if !has_room || (lacking > 0 && !self.stop()) {
+            self.resume();
             return None;
         }
-        lane.close();
-        self.is_aimed = true;
-        let (first, _) = self.fill.range();
-        for address in addresses {
+        let (_, consumed) = self.fill.range();
+        if next.wrapping_sub(consumed) < lacking {
+            self.resume();
+            return None;
+        }
+        let first = next.wrapping_sub(lacking);
+        let mut rest = addresses.iter();
+        let spare = &mut self.spare;
+        self.fill.replace(first, |address| match rest.next() {
+            Some(aimed) => {
+                spare.push(address);
+                *aimed
+            }
+            None => address,
+        });
+        for address in rest {
             self.fill.push(*address);
         }
-        self.aimed_end = self.fill.range().0;
+        self.aimed_end = first.wrapping_add(count);
+        self.is_aimed = true;
+        let lane = self.lane.as_ref()?;
+        lane.close();
         lane.aim(first, run.tag);
         // First, so that other frames take none of them.
         lane.open(run.source, run.first, run.count);
+        self.resume();
         self.publish();
         self.top_up();
         self.front()
@@ -105,29 +130,62 @@ impl Port {
         self.lane.as_ref().map(|lane| lane.front())
     }
 
-    /// Withdraws the aimed descriptors: they become some for other frames. `is_aimed` tells them from others by their addresses. Takes
-    /// as long as the kernel needs to end what it has begun; no time if none were aimed since the last withdrawal.
-    pub fn withdraw(&mut self, is_aimed: impl Fn(u64) -> bool) {
-        let Some(lane) = self.lane.as_ref().filter(|_| self.is_aimed) else {
-            return;
+    /// No frame is taken from now on until [`Port::resume`], and the kernel has done with those before; whether that is so. Otherwise no
+    /// frame is taken, but some may still land.
+    fn stop(&mut self) -> bool {
+        let Some(lane) = &self.lane else {
+            return false;
         };
+        if self.is_stopped {
+            return true;
+        }
         lane.close();
         lane.shut(true);
-        // It worked when the port was opened.
-        let waited = barrier();
-        debug_assert!(waited.is_ok());
+        if barrier().is_err() {
+            return false;
+        }
         // A program that had read the expected number before has stored the next one behind the end.
         lane.close();
-        let spare = &mut self.spare;
-        self.fill.replace(|address| match is_aimed(address) {
-            // There are as many as were aimed.
-            true => spare.pop().unwrap_or(address),
-            false => address,
-        });
+        self.stops += 1;
+        self.is_stopped = true;
+        true
+    }
+
+    /// Frames are taken again after a withdrawal.
+    pub fn resume(&mut self) {
+        if let Some(lane) = self.lane.as_ref().filter(|_| self.is_stopped) {
+            let (_, consumed) = self.fill.range();
+            lane.set_taken(consumed);
+            lane.shut(false);
+            self.is_stopped = false;
+        }
+    }
+
+    /// How often all frames were kept away until the kernel had done with those before.
+    pub fn stops(&self) -> u64 {
+        self.stops
+    }
+
+    /// Withdraws the aimed descriptors: they become some for other frames. `is_aimed` tells them from others by their addresses. Takes
+    /// as long as the kernel needs to end what it has begun; no time if none were aimed since the last withdrawal. No frame is taken
+    /// before [`Port::resume`], or before something is aimed at. Returns whether none is aimed any more.
+    pub fn withdraw(&mut self, is_aimed: impl Fn(u64) -> bool) -> bool {
+        if !self.is_aimed {
+            return true;
+        }
+        if !self.stop() {
+            return false;
+        }
         let (_, consumed) = self.fill.range();
+        let spare = &mut self.spare;
+        self.fill
+            .replace(consumed, |address| match is_aimed(address) {
+                // There are as many as were aimed.
+                true => spare.pop().unwrap_or(address),
+                false => address,
+            });
         self.aimed_end = consumed;
-        lane.set_taken(consumed);
-        lane.shut(false);
         self.is_aimed = false;
+        true
     }
 }
