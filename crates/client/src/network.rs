@@ -59,7 +59,7 @@ pub struct Options {
     pub interface: Option<String>,
     /// EtherTypes of its frames, of data and of commands; 0x8000 and 0x8001 unless chosen.
     pub ether_types: Option<[u16; 2]>,
-    /// Its queue by which long writes go straight into the pools of members; 0: by the queue of all other frames, too.
+    /// Its queue by which long writes go straight into the pools of members. With 0 they share the queue of all other frames.
     pub data_queue: Option<u32>,
     /// Memory behind that queue for mapped files, in bytes; taken when the session begins.
     pub map_bytes: u64,

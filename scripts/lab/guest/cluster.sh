@@ -152,6 +152,7 @@ ships_by_the_group() {
 write_by_the_group() {
     local member before="" again
     again=$(counter "$1" sent_again)
+    [ -n "$again" ] || return 1
     for member in $2; do
         before="$before $member:$(counter "$member" received)"
     done

@@ -67,10 +67,10 @@ fn execute_opened(
         count(&local.shared.counts.duplicates);
         return Fate::Stays;
     }
-    link.heard = now;
-    link.is_heard = true;
-    // Not what a packet allowed that was sent long ago.
+    // One that was executed before may have been recorded long ago, and sent again by another host.
     if !is_sequenced || link.incoming.place(number) != PacketOrder::Drop {
+        link.heard = now;
+        link.is_heard = true;
         link.outgoing.allow(packet.header.window);
     }
     let (expected, selective) = (packet.header.expected.get(), packet.header.selective.get());

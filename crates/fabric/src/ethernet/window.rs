@@ -8,7 +8,7 @@ pub const WINDOW: u64 = 256;
 /// The fewest after losses.
 const WINDOW_MIN: f32 = 8.0;
 const WINDOW_FIRST: f32 = 64.0;
-/// So many packets behind one that has not come make it lost: half of those in flight, if they are few.
+/// So many packets behind one that has not come make it lost: half of the window, if that is less.
 const REORDERED: u64 = 8;
 /// Bounds of the time after which a packet is repeated.
 const REPEAT_MIN: Duration = Duration::from_millis(3);

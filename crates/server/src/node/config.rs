@@ -26,7 +26,7 @@ pub struct NodeConfig {
     pub interface: Option<String>,
     /// EtherTypes of its frames, of data and of commands. `None`: 0x8000 and 0x8001.
     pub ether_types: Option<[u16; 2]>,
-    /// Its queue by which long writes come, to be received in the pool itself; 0: by the queue of all other frames, too.
+    /// Its queue by which long writes come, to be received in the pool itself. With 0 they share the queue of all other frames.
     pub data_queue: Option<u32>,
     /// How short messages of links that the node dials travel.
     pub requests: RequestWay,
