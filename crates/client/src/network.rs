@@ -183,6 +183,8 @@ const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// Greatest interval of the keeper's work on the connection.
 const KEEPER_EVERY: Duration = Duration::from_secs(5);
+/// Shortest read that may be executed at once: whole blocks are copied.
+const AT_ONCE_LEAST: usize = 4096;
 /// While there are leases, the keeper listens for recalls when no call has led for so long.
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
 
@@ -292,14 +294,17 @@ impl Requests for Network {
         into: &mut [u8],
         note_read: bool,
     ) -> Option<usize> {
-        let inside = self.shared.inside.as_ref()?;
         let session = self.shared.reader.load(Ordering::Acquire);
-        if session == 0 || self.shared.is_ended.load(Ordering::Acquire) {
+        let inside = self.shared.inside.as_ref().filter(|_| session != 0);
+        if self.shared.is_ended.load(Ordering::Acquire) {
             return None;
         }
         // It is granted no lease.
         leases::note(None);
-        inside.read(session, (file, offset), into, note_read)
+        match inside {
+            Some(inside) => inside.read(session, (file, offset), into, note_read),
+            None => self.shared.read_at_once((file, offset), into, note_read),
+        }
     }
 
     fn call_owning(&self, operation: Operation, acknowledge: Acknowledge) -> Owning {
@@ -407,13 +412,27 @@ impl Shared {
         self.wait_for(&call, timeout)
     }
 
+    /// Reads at once, unless another thread uses the connection.
+    fn read_at_once(&self, at: (FileId, u64), into: &mut [u8], note_read: bool) -> Option<usize> {
+        if into.len() < AT_ONCE_LEAST {
+            return None;
+        }
+        let mut connection = self.connection.try_lock()?;
+        let read = connection.read_at_once(at, into, note_read);
+        drop(connection);
+        // A call that came meanwhile waits for this thread.
+        self.hand_over();
+        read
+    }
+
     /// Sends what was submitted, or lets the leader do it.
     fn submit(&self) {
         match self.connection.try_lock() {
             Some(mut connection) => {
-                connection.begin(&mut self.submitted.lock());
+                let now = Instant::now();
+                connection.begin(now, &mut self.submitted.lock());
                 connection.pump();
-                let due = self.due(&connection);
+                let due = self.due(now, &connection);
                 drop(connection);
                 self.wake_keeper_before(due);
                 self.hand_over();
@@ -539,9 +558,10 @@ impl Shared {
         call: &Arc<Call>,
         limit: &Limit,
     ) -> Result<Outcome, RequestError> {
-        connection.catch_up();
+        let mut now = Instant::now();
+        connection.catch_up(now);
         let outcome = loop {
-            connection.begin(&mut self.submitted.lock());
+            connection.begin(now, &mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
             if let Some(outcome) = call.take() {
@@ -551,11 +571,11 @@ impl Shared {
                 self.abandon(call);
                 break Err(error);
             }
-            let now = Instant::now();
-            connection.step(limit.next(now) - now);
+            connection.attend(now, limit.next(now) - now);
             self.is_lost.store(connection.is_lost(), Ordering::Release);
+            now = Instant::now();
         };
-        let due = self.due(&connection);
+        let due = self.due(now, &connection);
         drop(connection);
         self.wake_keeper_before(due);
         // It may still be listed, since it was woken up before it led.
@@ -573,23 +593,23 @@ impl Shared {
     }
 
     /// When the keeper has to work on the connection.
-    fn due(&self, connection: &Connection) -> Instant {
-        let leases_until = connection.leases_until();
+    fn due(&self, now: Instant, connection: &Connection) -> Instant {
+        let leases_until = connection.leases_until(now);
         self.leases_until
             .store(self.since_start(leases_until), Ordering::Relaxed);
-        match self.listens() {
-            true => connection.due().min(Instant::now() + LISTEN_AFTER),
-            false => connection.due(),
+        match self.listens(now) {
+            true => connection.due(now).min(now + LISTEN_AFTER),
+            false => connection.due(now),
         }
     }
 
-    fn has_leases(&self) -> bool {
-        self.since_start(Instant::now()) < self.leases_until.load(Ordering::Relaxed)
+    fn has_leases(&self, now: Instant) -> bool {
+        self.since_start(now) < self.leases_until.load(Ordering::Relaxed)
     }
 
     /// Whether messages may come that no call waits for.
-    fn listens(&self) -> bool {
-        self.has_leases() || self.turns.lock().is_some()
+    fn listens(&self, now: Instant) -> bool {
+        self.has_leases(now) || self.turns.lock().is_some()
     }
 
     /// Lets one of the calls that wait lead.
@@ -643,7 +663,7 @@ impl Shared {
             let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
                 Some(connection) => self.look_after(connection),
                 // The leader executes due actions.
-                None if self.listens() => Instant::now() + LISTEN_AFTER,
+                None if self.listens(Instant::now()) => Instant::now() + LISTEN_AFTER,
                 None => Instant::now() + KEEPER_EVERY,
             });
             let wakes = self.since_start(until);
@@ -658,22 +678,21 @@ impl Shared {
     /// work again.
     fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
         loop {
-            connection.begin(&mut self.submitted.lock());
+            let now = Instant::now();
+            connection.begin(now, &mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
-            let listens = self.listens() && self.waiting.lock().is_empty();
+            let listens = self.listens(now) && self.waiting.lock().is_empty();
             let until = match self.turns.lock().is_some() {
-                true => Instant::now() + KEEPER_EVERY,
-                false => connection.leases_until(),
+                true => now + KEEPER_EVERY,
+                false => connection.leases_until(now),
             };
             let most = match listens {
-                true => until
-                    .saturating_duration_since(Instant::now())
-                    .min(KEEPER_EVERY),
+                true => until.saturating_duration_since(now).min(KEEPER_EVERY),
                 false => Duration::ZERO,
             };
             connection.step(most);
-            let due = self.due(&connection);
+            let due = self.due(Instant::now(), &connection);
             if !listens || *self.is_closed.lock() {
                 drop(connection);
                 self.hand_over();

@@ -54,8 +54,9 @@ pub trait Requests: Send + Sync {
         0
     }
 
-    /// Reads from a file in the primary's store, if that is in this process and needs no request for it. Returns the bytes
-    /// read; `None` if the read needs a request.
+    /// Reads from a file without a request: in the primary's store, if that is in this process, or out of the members' memory, if it is
+    /// mapped here and there is nothing to ask. Returns the bytes read; `None` if the read needs a request. Then part of `into` may
+    /// have been overwritten.
     fn read_locally(
         &self,
         _file: FileId,

@@ -50,10 +50,9 @@ macro_rules! pass_on {
             &mut self,
             endpoint: fabric::EndpointId,
             from: fabric::Remote,
-            length: u32,
-            into: &mut Vec<u8>,
+            take: &mut dyn FnMut(&pmem::Region, u64),
         ) -> bool {
-            self.inner.load(endpoint, from, length, into)
+            self.inner.load(endpoint, from, take)
         }
         fn submit(&mut self) {
             self.inner.submit();

@@ -393,6 +393,22 @@ impl Queue {
         (from, length): (Remote, u32),
         into: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        self.load_by(id, (from, length), &mut |memory, offset| {
+            memory.append_to(offset, length as usize, into);
+        })
+    }
+
+    /// Lets `take` read a range of a peer's memory: it receives the mapped region, and where the range begins there. What it has
+    /// read counts if this returns no error.
+    ///
+    /// # Errors
+    /// As [`Queue::load`].
+    pub fn load_by(
+        &mut self,
+        id: EndpointId,
+        (from, length): (Remote, u32),
+        take: &mut dyn FnMut(&Region, u64),
+    ) -> Result<(), Refusal> {
         let found = self.endpoints.get(id.place());
         if !found.is_some_and(|found| found.is_ready(id)) {
             return Err(Refusal::NoEndpoint);
@@ -402,7 +418,7 @@ impl Queue {
         }
         let range = (from, Access::READ, length.into());
         endpoint::validate_range(id, &self.capabilities, range)?;
-        match self.transport.load(id, from, length, into) {
+        match self.transport.load(id, from, take) {
             true => Ok(()),
             false => Err(Refusal::NoEndpoint),
         }

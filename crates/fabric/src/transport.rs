@@ -145,16 +145,15 @@ pub trait Transport: Send {
     /// Takes a request. It may begin only with [`Transport::submit`].
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>);
 
-    /// Appends a range of a peer's memory to `into`, at once; only where reads are immediate. The queue has validated the range.
-    /// Returns whether the memory was there; if not, the endpoint has failed.
+    /// Lets `take` read a peer's memory: it receives the mapped region and the offset there; only where reads are immediate. The
+    /// queue has validated the range. Returns whether the memory was there until `take` returned; if not, the endpoint has failed.
     fn load(
         &mut self,
         endpoint: EndpointId,
         from: Remote,
-        length: u32,
-        into: &mut Vec<u8>,
+        take: &mut dyn FnMut(&Region, u64),
     ) -> bool {
-        let _ = (endpoint, from, length, into);
+        let _ = (endpoint, from, take);
         false
     }
 

@@ -77,7 +77,8 @@ fn seeds_hold() {
     };
     let first = number("TAKO_FIRST_SEED", 0);
     let count = number("TAKO_SEEDS", usual);
-    let [virtual_ns, operations, given_up, replaced, locally_read] = [0; 5].map(AtomicU64::new);
+    let [virtual_ns, operations, given_up, replaced] = [0; 4].map(AtomicU64::new);
+    let [locally_read, read_at_once] = [0; 2].map(AtomicU64::new);
     let failures = std::sync::Mutex::new(Vec::new());
     let started = std::time::Instant::now();
     in_parallel(first..first + count, |seed| {
@@ -88,6 +89,7 @@ fn seeds_hold() {
                 given_up.fetch_add(summary.gave_up as u64, Ordering::Relaxed);
                 replaced.fetch_add(u64::from(summary.is_replaced), Ordering::Relaxed);
                 locally_read.fetch_add(summary.locally_read as u64, Ordering::Relaxed);
+                read_at_once.fetch_add(summary.read_at_once as u64, Ordering::Relaxed);
                 false
             }
             Err(error) => {
@@ -99,16 +101,18 @@ fn seeds_hold() {
     });
     let seconds = virtual_ns.into_inner() / SECOND;
     println!(
-        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} of them local reads, \
+        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} of them local reads, {} read at once, \
          {} machines replaced, {} histories given up",
         started.elapsed().as_secs_f64(),
         operations.into_inner(),
         locally_read.into_inner(),
+        read_at_once.load(Ordering::Relaxed),
         replaced.into_inner(),
         given_up.load(Ordering::Relaxed),
     );
     let failures = failures.into_inner().expect("no run panicked");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert!(count < 20 || read_at_once.into_inner() > 0);
     assert_eq!(
         given_up.into_inner(),
         0,
@@ -288,6 +292,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ReadAfterLease, 0),
     (Defect::ReadUnderLaterLease, 0),
     (Defect::ForgetOwnChanges, 10),
+    (Defect::SkipCheckAtOnce, 0),
     (Defect::ForgetRefused, 11),
     (Defect::ForgetHolds, 3),
     (Defect::GrantReservedLock, 128),

@@ -5,6 +5,7 @@ mod ended;
 mod held_leases;
 mod local_outcome;
 mod owning;
+mod slots;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,10 +20,11 @@ use crate::wire::{
 };
 use crate::{NO_SLOT, Outgoing, SLOTS_MAX, Transmit, UnitOptions};
 use active::Active;
-pub use active::{Transfer, TransferKind, TransferOutcome};
+pub use active::{AtOnce, AtOncePiece, Transfer, TransferKind, TransferOutcome, Word};
 pub use held_leases::{Keep, Recalled};
 use local_outcome::local_outcome;
 pub use owning::Ownership;
+use slots::Slots;
 
 /// Identity of a submitted request.
 pub type Ticket = u64;
@@ -133,7 +135,7 @@ pub struct Client {
     /// By this client's clock, the session cannot have been ended before.
     fresh_until: u64,
     queue: VecDeque<(Ticket, Operation, Acknowledge)>,
-    slots: Vec<(u64, Option<Pending>)>,
+    slots: Slots,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
     /// Writes of sessions that have ended: answered by the primary of this epoch, and not confirmed. They are never replayed.
@@ -171,7 +173,7 @@ impl Client {
             keep_alive_at: 0,
             fresh_until: 0,
             queue: VecDeque::new(),
-            slots: Vec::new(),
+            slots: Slots::default(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
             left_behind: Vec::new(),
@@ -356,7 +358,7 @@ impl Client {
         if let SessionState::Opening { sent_at } = &mut self.session {
             *sent_at = 0;
         }
-        let pending = self.slots.iter_mut().filter_map(|(_, it)| it.as_mut());
+        let pending = self.slots.pending_mut().map(|(_, it)| it);
         for pending in pending.chain(self.reads.values_mut()) {
             pending.sent_at = None;
         }
@@ -373,10 +375,8 @@ impl Client {
             return None;
         }
         let retry = self.options.handshake_retry_ns();
-        let pending = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-        let sent = pending
-            .chain(self.reads.values())
-            .filter_map(|it| it.sent_at);
+        let pending = self.slots.pending().chain(self.reads.values());
+        let sent = pending.filter_map(|it| it.sent_at);
         let resend = sent.filter_map(|at| self.options.resend_at(at)).min();
         let session = match self.session {
             SessionState::Open { .. } if self.is_resumed => Some(self.keep_alive_at),
@@ -505,7 +505,7 @@ impl Client {
         }
         self.session = SessionState::Open { number };
         self.is_resumed = true;
-        self.slots = (0..slots).map(|_| (0, None)).collect();
+        self.slots = Slots::new(slots);
         self.keep_alive_at = now;
     }
 
@@ -535,8 +535,7 @@ impl Client {
     /// Whether it fits into this part of such a message.
     fn fits(&self, operation: &Operation, part: usize) -> bool {
         let unconfirmed = self.unconfirmed.iter().map(|it| &it.operation);
-        let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-        let others = unconfirmed.chain(under_way.map(|it| &it.operation));
+        let others = unconfirmed.chain(self.slots.pending().map(|it| &it.operation));
         let data: usize = others.map(|it| it.data_length()).sum();
         self.unconfirmed.len() < UNCONFIRMED_MAX / part
             && data + operation.data_length() <= UNCONFIRMED_DATA_MAX / part
@@ -547,7 +546,7 @@ impl Client {
         while let Some((_, operation, _)) = self.queue.front() {
             let is_change = operation.is_change();
             let is_full = is_change && !self.has_room_for(operation);
-            let free = self.slots.iter().position(|(_, pending)| pending.is_none());
+            let free = self.slots.free();
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
             let is_behind = self.depends_on_told(operation);
             // The primary drops more.
@@ -563,7 +562,7 @@ impl Client {
             if is_filling || self.refused.len() >= REFUSED_MAX {
                 acknowledge = Acknowledge::All;
             }
-            let mut pending = Pending {
+            let pending = Pending {
                 ticket,
                 request: ticket,
                 acknowledge,
@@ -574,12 +573,7 @@ impl Client {
                 is_told: false,
             };
             match free.filter(|_| is_change) {
-                Some(slot) => {
-                    let (last, place) = &mut self.slots[slot];
-                    *last += 1;
-                    pending.request = *last;
-                    *place = Some(pending);
-                }
+                Some(slot) => self.slots.put(slot, pending),
                 None => {
                     self.reads.insert(ticket, pending);
                 }
@@ -589,8 +583,7 @@ impl Client {
 
     /// Files with a write in flight that its user considers done.
     fn told(&self) -> impl Iterator<Item = FileId> {
-        let in_flight = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-        let told = in_flight.filter(|it| it.is_told);
+        let told = self.slots.pending().filter(|it| it.is_told);
         told.filter_map(|it| it.operation.file())
     }
 
@@ -604,8 +597,7 @@ impl Client {
 
     fn send_pending(&mut self, now: u64, session: u64) {
         let options = &self.options;
-        let slots = (0_u16..).zip(&mut self.slots);
-        let changes = slots.filter_map(|(slot, (_, it))| Some((slot, it.as_mut()?)));
+        let changes = self.slots.pending_mut();
         let reads = self.reads.values_mut().map(|it| (NO_SLOT, it));
         let mut due = Vec::new();
         for (slot, pending) in changes.chain(reads) {
@@ -644,8 +636,7 @@ impl Client {
         if slot == NO_SLOT {
             return self.reads.remove(&request);
         }
-        let (_, place) = self.slots.get_mut(usize::from(slot))?;
-        place.take_if(|pending| pending.request == request)
+        self.slots.take(slot, request)
     }
 
     fn replied(
@@ -751,8 +742,7 @@ impl Client {
         self.owning.clear();
         self.leave_writes_behind();
         let told = self.end_active();
-        let slots = std::mem::take(&mut self.slots);
-        let changes = slots.into_iter().filter_map(|(_, pending)| pending);
+        let changes = std::mem::take(&mut self.slots).into_pending();
         let reads = std::mem::take(&mut self.reads);
         // A request that waited for a slot was made in this session too.
         for (ticket, _, _) in std::mem::take(&mut self.queue) {

@@ -107,6 +107,8 @@ pub enum Defect {
     ReadUnderLaterLease,
     /// Layouts are relied on without the version word though the session has changed the file.
     ForgetOwnChanges,
+    /// Data that was copied at once counts without a check after the copy.
+    SkipCheckAtOnce,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
     /// A reserved lock is granted to another owner.
@@ -217,7 +219,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 87] = [
+    pub const ALL: [Defect; 88] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -266,6 +268,7 @@ impl Defect {
         Defect::ReadAfterLease,
         Defect::ReadUnderLaterLease,
         Defect::ForgetOwnChanges,
+        Defect::SkipCheckAtOnce,
         Defect::ForgetRefused,
         Defect::ForgetHolds,
         Defect::GrantReservedLock,

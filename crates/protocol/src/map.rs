@@ -80,10 +80,13 @@ impl UnitMap {
 
     /// Members in sync that have the data of files: clients access their memories.
     pub fn full_in_sync(&self) -> Vec<NodeId> {
+        self.full_in_sync_each().collect()
+    }
+
+    /// The same, one after the other.
+    pub fn full_in_sync_each(&self) -> impl Iterator<Item = NodeId> {
         let in_sync = self.in_sync.iter().copied();
-        in_sync
-            .filter(|node| !self.is_metadata_only(*node))
-            .collect()
+        in_sync.filter(|node| !self.is_metadata_only(*node))
     }
 
     /// Returns why this map is invalid: such a map is rejected. Above all, it must leave a member in sync that can be

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use connections::choice::Choice;
 use connections::messenger::{self, Event, Handle, LinkId, Messenger, ReadTarget};
 use fabric::Provider;
-use operations::{Acknowledge, Bytes, Held, Operation};
+use operations::{Acknowledge, Bytes, FileId, Held, Operation};
 use parking_lot::Mutex;
-use protocol::client::{Event as ClientEvent, Keep, Recalled};
+use protocol::client::{AtOnce, Event as ClientEvent, Keep, Recalled};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NO_NODE;
 use protocol::wire::{Body, Envelope, Message};
@@ -30,6 +30,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 const QUIET: Duration = Duration::from_millis(250);
 /// Links are polled at least so often while no call waits for them.
 const POLL_EVERY: Duration = Duration::from_millis(5);
+/// The same while reads are executed at once: recalls wait for so long.
+const POLL_BETWEEN_READS: Duration = Duration::from_millis(1);
 /// Leases that are used are renewed so often.
 const RENEW_EVERY: Duration = Duration::from_millis(200);
 /// It is reported as unreachable after this long.
@@ -68,6 +70,8 @@ pub struct Connection {
     reader: Arc<AtomicU64>,
     /// Longest read for which reading ahead pays.
     read_ahead_max: Arc<AtomicUsize>,
+    /// The read that is executed at once.
+    at_once: AtOnce,
     /// Ends of reads with transfers in flight to their memory.
     landing: Vec<ClientEvent>,
     events: Vec<Event>,
@@ -124,6 +128,7 @@ impl Connection {
             turns: Arc::default(),
             reader: Arc::default(),
             read_ahead_max: Arc::default(),
+            at_once: AtOnce::default(),
             landing: Vec::new(),
             events: Vec::new(),
             options,
@@ -183,9 +188,9 @@ impl Connection {
     }
 
     /// When the last lease ends: recalls come until then. Files that the session owns may be recalled at any time.
-    pub fn leases_until(&self) -> Instant {
+    pub fn leases_until(&self, now: Instant) -> Instant {
         if self.client.owns_files() {
-            return Instant::now() + super::KEEPER_EVERY;
+            return now + super::KEEPER_EVERY;
         }
         self.start + Duration::from_nanos(self.client.leases_until())
     }
@@ -202,16 +207,16 @@ impl Connection {
     }
 
     /// Whether leases may have to be renewed.
-    fn renews(&self) -> bool {
-        self.cache.is_some() && self.client.leases_until() > self.now()
+    fn renews(&self, now: Instant) -> bool {
+        self.cache.is_some() && self.client.leases_until() > self.at(now)
     }
 
     /// Asks for more time for leases that are used.
     fn renew(&mut self, now: Instant) {
-        if now >= self.renew_at && self.renews() {
+        if now >= self.renew_at && self.renews(now) {
             self.renew_at = now + RENEW_EVERY;
             let inodes = self.cache.as_ref().map(|cache| cache.to_renew(now));
-            let at = self.now();
+            let at = self.at(now);
             self.client.renew(at, &inodes.unwrap_or_default());
         }
     }
@@ -261,16 +266,16 @@ impl Connection {
             .ok_or(Error::NoUnit)
     }
 
-    /// Gives the calls that threads have submitted to the state machine.
-    pub fn begin(&mut self, submitted: &mut Vec<Arc<Call>>) {
+    /// Gives the calls that threads have submitted to the state machine. The time is `now`.
+    pub fn begin(&mut self, now: Instant, submitted: &mut Vec<Arc<Call>>) {
         for call in submitted.drain(..) {
             let Some((operation, acknowledge)) = call.take_request() else {
                 continue;
             };
             if self.calls.is_empty() {
-                self.heard_at = Instant::now();
+                self.heard_at = now;
             }
-            let now = self.now();
+            let now = self.at(now);
             let client = &mut self.client;
             let ticket = match call.terms {
                 Terms::Plain if call.target.is_some() => {
@@ -282,6 +287,34 @@ impl Connection {
             };
             self.calls.insert(ticket, call);
         }
+    }
+
+    /// Reads one-sided by copies of this thread, without a call, where the members' memory is mapped and nothing has to be asked.
+    /// Returns the bytes read. If it returns `None`, part of `into` may have been overwritten.
+    pub fn read_at_once(
+        &mut self,
+        at: (FileId, u64),
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Option<usize> {
+        if !self.client.plan_at_once(at, into.len(), &mut self.at_once) {
+            return None;
+        }
+        let plan = &self.at_once;
+        let version = self
+            .memories
+            .read_at_once(&mut self.messenger, plan, into)?;
+        // After the copies.
+        let now = Instant::now();
+        let local = now.saturating_duration_since(self.start).as_nanos() as u64;
+        if !self.client.counts_at_once(local, plan, version, note_read) {
+            return None;
+        }
+        let count = plan.count;
+        if now > self.polled_at + POLL_BETWEEN_READS {
+            self.step(Duration::ZERO);
+        }
+        Some(count)
     }
 
     /// Writes and reads that were done one-sided.
@@ -333,8 +366,11 @@ impl Connection {
 
     fn take_replies(&mut self, replies: Vec<Message>) -> bool {
         let has_some = !replies.is_empty();
-        for message in replies {
-            self.handle_reply(message);
+        if has_some {
+            let now = Instant::now();
+            for message in replies {
+                self.handle_reply(now, message);
+            }
         }
         has_some
     }
@@ -498,46 +534,60 @@ impl Connection {
     /// Executes due actions, and waits for an event, at most so long.
     pub fn step(&mut self, most: Duration) {
         let now = Instant::now();
-        if self
-            .client
-            .poll_timeout()
-            .is_some_and(|at| at <= self.now())
-        {
-            self.client.handle_timeout(self.now());
+        self.pump();
+        self.attend(now, most);
+        self.pump();
+    }
+
+    /// The same after [`Connection::pump`], which has to follow. The time is `now`.
+    pub fn attend(&mut self, now: Instant, most: Duration) {
+        let mut due = self.due(now);
+        if due <= now {
+            self.execute_due(now);
+            self.pump();
+            due = self.due(now);
+        }
+        if !most.is_zero() && self.drive() {
+            return;
+        }
+        let mut events = std::mem::take(&mut self.events);
+        let most = most.min(due.saturating_duration_since(now));
+        self.messenger.wait(&mut events, most);
+        self.polled_at = now;
+        self.handle_events(events);
+    }
+
+    fn execute_due(&mut self, now: Instant) {
+        let local = self.at(now);
+        if self.client.poll_timeout().is_some_and(|at| at <= local) {
+            self.client.handle_timeout(local);
         }
         self.links.dial(now, &self.map, &mut self.messenger);
         self.ask_for_map(now);
         self.report(now);
         self.renew(now);
-        self.pump();
-        if !most.is_zero() && self.drive() {
-            return self.pump();
-        }
-        let most = most.min(self.due().saturating_duration_since(Instant::now()));
-        let mut events = std::mem::take(&mut self.events);
-        self.messenger.wait(&mut events, most);
-        self.polled_at = now;
-        self.handle_events(events);
-        self.pump();
     }
 
     fn handle_events(&mut self, mut events: Vec<Event>) {
-        for event in events.drain(..) {
-            self.handle_event(event);
+        if !events.is_empty() {
+            let now = Instant::now();
+            for event in events.drain(..) {
+                self.handle_event(now, event);
+            }
         }
         self.events = events;
     }
 
     /// Polls the links and executes due actions if calls that need neither have kept it from that for long: those of a node in
     /// this process, and reads over shared memory.
-    pub fn catch_up(&mut self) {
-        if self.polled_at.elapsed() > POLL_EVERY {
+    pub fn catch_up(&mut self, now: Instant) {
+        if now > self.polled_at + POLL_EVERY {
             self.step(Duration::ZERO);
         }
     }
 
-    /// When something is due.
-    pub fn due(&self) -> Instant {
+    /// When something is due; the time is `now`.
+    pub fn due(&self, now: Instant) -> Instant {
         let client = self.client.poll_timeout();
         let client = client.map(|at| self.start + Duration::from_nanos(at));
         let dial = self.links.due(&self.map);
@@ -546,8 +596,8 @@ impl Connection {
             let quiet = self.heard_at + QUIET;
             quiet.max(self.asked_at + QUIET)
         });
-        let renew = self.renews().then_some(self.renew_at);
-        let late = Instant::now() + super::KEEPER_EVERY;
+        let renew = self.renews(now).then_some(self.renew_at);
+        let late = now + super::KEEPER_EVERY;
         [client, dial, ask, quiet, renew]
             .into_iter()
             .flatten()
@@ -555,7 +605,12 @@ impl Connection {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+        self.at(Instant::now())
+    }
+
+    /// This time by the clock of the client.
+    fn at(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.start).as_nanos() as u64
     }
 
     fn primary(&self) -> NodeId {
@@ -603,16 +658,16 @@ impl Connection {
     }
 
     /// The primary has sent something.
-    fn heard(&mut self) {
-        self.heard_at = Instant::now();
+    fn heard(&mut self, now: Instant) {
+        self.heard_at = now;
         if std::mem::take(&mut self.is_lost) {
             (self.options.report)("the cluster answers again");
         }
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_event(&mut self, now: Instant, event: Event) {
         match event {
-            Event::Message { link, bytes } => self.handle_message(link, &bytes),
+            Event::Message { link, bytes } => self.handle_message(now, link, &bytes),
             Event::Dialed { dial, outcome } => {
                 let dialed = self.links.dialed(dial, outcome, &self.map, &self.messenger);
                 match dialed {
@@ -627,7 +682,7 @@ impl Connection {
             Event::Lost { link, .. } => self.lost(link),
             Event::Exported { link, name } => self.memories.exported(link, name, &mut self.client),
             Event::Transferred { id, outcome, .. } => {
-                let now = self.now();
+                let now = self.at(now);
                 self.memories.ended(now, id, outcome, &mut self.client);
             }
             // A client does not listen, and is in no group.
@@ -648,7 +703,7 @@ impl Connection {
         }
     }
 
-    fn handle_message(&mut self, link: LinkId, bytes: &Bytes) {
+    fn handle_message(&mut self, now: Instant, link: LinkId, bytes: &Bytes) {
         let Ok(message) = Message::decode(bytes, &self.defects) else {
             return;
         };
@@ -658,13 +713,13 @@ impl Connection {
         if !self.links.is_from(link, message.envelope.from) {
             return;
         }
-        self.handle_reply(message);
+        self.handle_reply(now, message);
     }
 
     /// Takes a message of a member: its envelope says so truly.
-    fn handle_reply(&mut self, message: Message) {
+    fn handle_reply(&mut self, now: Instant, message: Message) {
         if self.primary() == message.envelope.from {
-            self.heard();
+            self.heard(now);
         }
         if let Body::Key { member, key } = message.body {
             if self.client.session() == Some(message.envelope.session)
@@ -676,7 +731,7 @@ impl Connection {
             }
             return;
         }
-        self.client.handle_decoded(self.now(), message);
+        self.client.handle_decoded(self.at(now), message);
     }
 
     fn handle_map(&mut self, map: ClusterMap) {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use connections::messenger::{self, Direction, LinkId, Messenger, ReadTarget};
 use fabric::Provider;
 use operations::Bytes;
-use protocol::client::{Mode, Ticket, Transfer, TransferKind, TransferOutcome};
+use protocol::client::{AtOnce, Mode, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::wire::Body;
 use protocol::{Client, NodeId};
 
@@ -223,6 +223,42 @@ impl MemberMemories {
             true => drop(self.in_flight.insert(wr_id, (link, flight))),
             false => client.handle_transfer(now, wr_id, TransferOutcome::Lost),
         }
+    }
+
+    /// Copies what a read at once needs into `into`, and then its version word, if it has one. Returns that word; `None` if the read has
+    /// to be executed otherwise, and part of `into` may have been overwritten.
+    pub fn read_at_once(
+        &self,
+        messenger: &mut Messenger,
+        plan: &AtOnce,
+        into: &mut [u8],
+    ) -> Option<Option<u64>> {
+        let link = self.exported_by(plan.member, plan.key)?;
+        let mut next = 0;
+        for piece in &plan.pieces {
+            into[next..piece.into.start].fill(0);
+            next = piece.into.end;
+            let part = &mut into[piece.into.clone()];
+            let checksums = &plan.checksums[piece.checksums.clone()];
+            if !messenger.read_at_once(link, (plan.key, piece.offset), part, checksums) {
+                return None;
+            }
+        }
+        if next < plan.count {
+            into[next..plan.count].fill(0);
+        }
+        let Some(word) = plan.version_word else {
+            return Some(None);
+        };
+        let (link, mut bytes) = (self.exported_by(word.member, word.key)?, [0; 8]);
+        let is_there = messenger.read_at_once(link, (word.key, word.offset), &mut bytes, &[]);
+        is_there.then_some(Some(u64::from_le_bytes(bytes)))
+    }
+
+    /// The link over which a member has exported its memory under this key.
+    fn exported_by(&self, member: NodeId, key: u64) -> Option<LinkId> {
+        let known = self.known.get(&member)?;
+        (known.is_exported && known.key == key).then_some(known.asked)
     }
 
     /// A transfer has ended.

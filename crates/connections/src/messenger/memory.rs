@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pmem::Region;
+use pmem::checksum::crc32c;
 
 use super::announced::{self, SLOTS_NAME};
 use super::link::Link;
@@ -36,6 +37,8 @@ const CLASSES: [Class; 3] = [
 ];
 /// Each poll reads control connections for so long after an export was asked for.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(1);
+/// Bytes of a block with a checksum.
+const BLOCK: usize = 4096;
 /// Longest transfer, in bytes.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 
@@ -232,6 +235,40 @@ impl Messenger {
         true
     }
 
+    /// Copies bytes of a peer's memory, under its name and from an offset on, into memory of the caller: at once, where the
+    /// transport maps the peer's memory. Blocks of 4096 bytes are checked on the way by these CRC32C, one for each; without any, nothing
+    /// is checked. A later read sees memory that is no older.
+    ///
+    /// Whether the bytes are there, and right. If not, part of `into` may have been overwritten.
+    pub fn read_at_once(
+        &mut self,
+        id: LinkId,
+        (name, offset): (u64, u64),
+        into: &mut [u8],
+        checksums: &[u32],
+    ) -> bool {
+        if self.find(id).is_none() || into.len() > TRANSFER_MAX as usize {
+            return false;
+        }
+        let Some(link) = self.links[id.slot()].link.as_deref_mut() else {
+            return false;
+        };
+        let queue = self.transports.queue(self.lanes[link.lane].provider);
+        let (Some(region), Some(queue)) = (link.transfers.regions.get(&name), queue) else {
+            return false;
+        };
+        let (from, length) = (region.at(offset), into.len() as u32);
+        let mut is_right = true;
+        let loaded = queue.load_by(
+            link.session.endpoint(),
+            (from, length),
+            &mut |memory, offset| {
+                is_right = copy_checked((memory, offset), into, checksums);
+            },
+        );
+        loaded.is_ok() && is_right
+    }
+
     /// Posts what waits on a link.
     fn post_transfers(&mut self, id: LinkId) {
         let Some(link) = self.links[id.slot()].link.as_deref_mut() else {
@@ -357,6 +394,29 @@ fn place<'a>(
     };
     let piece = buffer.map(|buffer| buffer.piece(0, length));
     piece.or_else(|| target.map(in_target)).map(|piece| [piece])
+}
+
+/// Copies bytes from an offset of a region, and returns whether their blocks have these checksums; without any, nothing is checked.
+fn copy_checked((from, offset): (&Region, u64), into: &mut [u8], checksums: &[u32]) -> bool {
+    if checksums.is_empty() {
+        from.read(offset, into);
+        return true;
+    }
+    let (mut at, mut more) = (offset, into.len());
+    let mut is_right = into.len().div_ceil(BLOCK) == checksums.len();
+    for (block, expected) in into.chunks_mut(BLOCK).zip(checksums) {
+        more -= block.len();
+        let found = match from.read_summed(at, block, more) {
+            Some(register) => !register,
+            None => {
+                from.read(at, block);
+                crc32c(block)
+            }
+        };
+        is_right &= found == *expected;
+        at += block.len() as u64;
+    }
+    is_right
 }
 
 /// Reads by loads, without a request, where the transport maps the peer's memory.

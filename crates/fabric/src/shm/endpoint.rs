@@ -195,12 +195,12 @@ impl Endpoint {
         }
     }
 
-    /// Appends a range of the peer's memory to `into`; whether the memory is there.
-    pub fn load(&self, from: Remote, length: u32, into: &mut Vec<u8>) -> bool {
+    /// Lets `take` read the peer's memory from an offset on; whether the memory is there.
+    pub fn load(&self, from: Remote, take: &mut dyn FnMut(&Region, u64)) -> bool {
         let Ok(memory) = self.memory(&from) else {
             return false;
         };
-        memory.append_to(from.offset, length as usize, into);
+        take(memory, from.offset);
         // The next read is not earlier.
         fence(Ordering::Acquire);
         !memory.is_cut()

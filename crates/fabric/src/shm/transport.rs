@@ -263,13 +263,12 @@ impl Transport for Thread {
         &mut self,
         endpoint: EndpointId,
         from: Remote,
-        length: u32,
-        into: &mut Vec<u8>,
+        take: &mut dyn FnMut(&Region, u64),
     ) -> bool {
         let Some(peer) = self.get(endpoint).filter(|peer| !peer.is_over) else {
             return false;
         };
-        let is_there = peer.load(from, length, into);
+        let is_there = peer.load(from, take);
         if !is_there {
             peer.is_over = true;
             self.ended.push(Report::Lost {

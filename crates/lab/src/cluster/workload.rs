@@ -1,6 +1,7 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
 mod ahead;
+pub mod at_once;
 mod completed;
 mod early;
 mod keys;

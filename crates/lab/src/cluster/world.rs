@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+mod at_once;
 mod checks;
 mod faults;
 mod grow;
@@ -123,6 +124,8 @@ pub struct Summary {
     pub kept: u64,
     /// Local reads that were answered.
     pub locally_read: usize,
+    /// One-sided reads at once that counted.
+    pub read_at_once: usize,
     /// A spare has taken the place of a member.
     pub is_replaced: bool,
     /// All members were in sync when the faults ended, while clients worked.
@@ -175,6 +178,7 @@ enum WorldEvent {
     },
     Flight(Flight),
     LocalRead(Box<local::Executed>),
+    AtOnce(Box<at_once::Copied>),
     EndClient {
         client: usize,
         incarnation: u64,
@@ -237,6 +241,7 @@ pub struct World {
     /// Random source of local reads, and how many were answered.
     local: Random,
     locally_read: usize,
+    at_once: at_once::Reads,
     /// The machine that is gone for good, and the spare.
     replacement: Option<Replacement>,
     /// Additional delay of each node's messages from and to the membership service.
@@ -299,6 +304,7 @@ impl World {
             ways: Ways::new(setup.seed ^ WAYS),
             local: local::random(setup.seed),
             locally_read: 0,
+            at_once: at_once::Reads::new(setup.seed),
             replacement: None,
             map_lag: BTreeMap::new(),
             is_calm: false,
@@ -471,15 +477,10 @@ impl World {
             WorldEvent::Work {
                 client,
                 incarnation,
-            } => {
-                self.work(now, client, incarnation);
-                Ok(())
-            }
+            } => self.work(now, client, incarnation),
             WorldEvent::Flight(flight) => self.land(now, flight),
-            WorldEvent::LocalRead(executed) => {
-                self.answer_locally(now, *executed);
-                Ok(())
-            }
+            WorldEvent::LocalRead(executed) => self.answer_locally(now, *executed),
+            WorldEvent::AtOnce(copied) => self.continue_at_once(now, *copied),
             WorldEvent::EndClient {
                 client,
                 incarnation,
@@ -744,13 +745,13 @@ impl World {
         })
     }
 
-    fn work(&mut self, now: Time, client: usize, incarnation: u64) {
+    fn work(&mut self, now: Time, client: usize, incarnation: u64) -> Result<(), String> {
         if self.workers[client].incarnation != incarnation || !self.workers[client].is_up() {
-            return;
+            return Ok(());
         }
         let is_over = now >= self.setup.duration;
         if is_over && !self.workers[client].uses_locks() {
-            return;
+            return Ok(());
         }
         let at = now + pause(&mut self.random);
         let next = WorldEvent::Work {
@@ -762,9 +763,10 @@ impl World {
             if let Some(operation) = self.workers[client].release_lock() {
                 self.submit(now, client, operation, protocol::wire::Acknowledge::Primary);
             }
-            return;
+            return Ok(());
         }
         self.read_locally(now, client);
+        self.read_at_once(now, client);
         let worker = &mut self.workers[client];
         worker.look_at_kept(now, &mut self.history);
         let asks = worker.read_page(now, &mut self.history);
@@ -775,6 +777,7 @@ impl World {
         if let Some((operation, acknowledge)) = chosen {
             self.submit(now, client, operation, acknowledge);
         }
+        Ok(())
     }
 
     fn submit(

@@ -3,8 +3,10 @@
 //! A write of whole blocks goes into blocks of the session's grant, at all members in sync, and one commit makes these
 //! blocks a part of the file. A read takes the data from any member in sync and then the version word from the primary:
 //! if it equals the layout's, and the blocks match the layout, the data was current. Under a lease of the file the primary
-//! need not be asked. In all other cases the operation goes by message.
+//! need not be asked. In all other cases the operation goes by message. A host that maps the members' memory reads
+//! [at once](at_once).
 
+mod at_once;
 mod layouts;
 mod leased;
 mod read;
@@ -20,6 +22,7 @@ use super::{Client, Event, Keep, Mode, Pending, SessionState, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
 use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome};
+pub use at_once::{AtOnce, AtOncePiece, Word};
 use layouts::Layouts;
 use read::Reading;
 use transfer::UnderWay;
@@ -62,6 +65,8 @@ pub(super) struct Active {
     /// Requests by message, and for which run each is.
     requests: BTreeMap<Ticket, Ticket>,
     transfers: BTreeMap<u64, UnderWay>,
+    /// Number of reads at once that were planned.
+    at_once: usize,
     /// Blocks of writes that went by message in the end.
     unsettled: BTreeMap<Ticket, Unsettled>,
     out: VecDeque<Transfer>,

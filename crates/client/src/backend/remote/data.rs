@@ -1,5 +1,6 @@
 //! Data of files of a cluster.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use connections::messenger::ReadTarget;
@@ -9,12 +10,15 @@ use operations::{
 };
 
 use super::super::Result;
-use super::{Remote, RemoteInode, invalid};
+use super::{Remote, RemoteInode, invalid, refusal};
 use crate::Cause;
 use crate::requests::LandingMemory;
 
 /// Every pool takes so many bytes as one change: its ring is no shorter.
 const WRITE_MAX_LEAST: usize = 64 << 10;
+
+/// Operations of one long read in flight.
+const PARTS_IN_FLIGHT: usize = 3;
 
 impl Remote {
     pub(in super::super) fn read(
@@ -48,16 +52,68 @@ impl Remote {
             into.copy_from_slice(&data);
             return Ok(data.len());
         }
-        let mut done = 0;
-        loop {
-            let part = (into.len() - done).min(DATA_MAX);
-            let offset = offset.saturating_add(done as u64);
-            let notes = note_read && done == 0;
-            let read = self.read_part(inode, offset, &mut into[done..][..part], notes)?;
+        match into.len() <= DATA_MAX {
+            true => self.read_part(inode, offset, into, note_read),
+            false => self.read_long(inode, offset, into, note_read),
+        }
+    }
+
+    /// Reads more than one operation may: several are in flight at a time, so that the primary reads while this thread copies.
+    fn read_long(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Result<usize> {
+        let (mut started, mut asked, mut done) = (VecDeque::new(), 0, 0);
+        while done < into.len() {
+            let part = (into.len() - asked).min(DATA_MAX);
+            let operation = Operation::Read {
+                file: inode.file,
+                offset: offset.saturating_add(asked as u64),
+                length: part as u32,
+                note_read: note_read && asked == 0,
+            };
+            let is_valid = part > 0 && operation.validate().is_ok();
+            // Nothing is waited for, so nothing has to be in flight.
+            let (part, read) = if started.is_empty()
+                && let Some(read) = self.read_locally(&operation, &mut into[asked..][..part])
+            {
+                asked += part;
+                (part, read)
+            } else if is_valid && started.len() < PARTS_IN_FLIGHT {
+                let start = self.0.requests.start(operation, self.0.acknowledge);
+                started.push_back((part, start));
+                asked += part;
+                continue;
+            } else if let Some((part, next)) = started.pop_front() {
+                let outcome = next.finish()?.into_result()?;
+                (part, copy_data(&outcome, &mut into[done..][..part])?)
+            } else {
+                return Err(refusal(&operation).into());
+            };
             done += read;
-            if read < part || done == into.len() {
-                return Ok(done);
+            if read < part {
+                break;
             }
+        }
+        Ok(done)
+    }
+
+    /// Reads without a request, if possible.
+    fn read_locally(&self, read: &Operation, into: &mut [u8]) -> Option<usize> {
+        match read {
+            Operation::Read {
+                file,
+                offset,
+                note_read,
+                ..
+            } => self
+                .0
+                .requests
+                .read_locally(*file, *offset, into, *note_read),
+            _ => None,
         }
     }
 
@@ -128,11 +184,7 @@ impl Remote {
             length: into.len() as u32,
             note_read: note_read && !is_noted,
         })?;
-        let data = outcome.data();
-        let room = into.get_mut(..data.len());
-        room.ok_or_else(|| invalid("a read returned more than was asked for"))?
-            .copy_from_slice(data);
-        Ok(data.len())
+        copy_data(&outcome, into)
     }
 
     pub(in super::super) fn write(
@@ -384,6 +436,15 @@ impl Remote {
     fn sync_answered(&self, inode: &RemoteInode) -> Result<()> {
         self.0.behind.get().map_or(Ok(()), |it| it.sync(inode.file))
     }
+}
+
+/// Copies the data of a read. Returns its length.
+fn copy_data(outcome: &Outcome, into: &mut [u8]) -> Result<usize> {
+    let data = outcome.data();
+    let room = into.get_mut(..data.len());
+    room.ok_or_else(|| invalid("a read returned more than was asked for"))?
+        .copy_from_slice(data);
+    Ok(data.len())
 }
 
 #[cfg(test)]

@@ -509,6 +509,7 @@ impl World {
             one_sided_reads,
             kept: self.workers.iter().map(Worker::kept).sum(),
             locally_read: self.locally_read,
+            read_at_once: self.at_once.counted,
             is_replaced: self.is_replaced(),
             ended_sessions,
             left_out: self.left_out,

@@ -55,13 +55,30 @@ impl Layouts {
     /// # Errors
     /// The start of a part with an unknown layout.
     pub fn find(&self, file: FileId, range: Range<u64>) -> Result<Layout, u64> {
-        let (first, last) = (part_of(range.start), part_of(range.end.saturating_sub(1)));
-        let mut layout = self.get(file, first).ok_or(first)?.clone();
-        if last > first {
-            let next = self.get(file, last).ok_or(last)?;
-            layout.extents.extend(next.extents.iter().cloned());
-        }
+        let (first, next) = self.parts(file, &range)?;
+        let mut layout = first.clone();
+        layout
+            .extents
+            .extend(next.iter().flat_map(|next| next.extents.iter().cloned()));
         Ok(layout)
+    }
+
+    /// The parts of such a range, the second one if it is in two.
+    ///
+    /// # Errors
+    /// The start of a part with an unknown layout.
+    pub fn parts(
+        &self,
+        file: FileId,
+        range: &Range<u64>,
+    ) -> Result<(&Layout, Option<&Layout>), u64> {
+        let (first, last) = (part_of(range.start), part_of(range.end.saturating_sub(1)));
+        let layout = self.get(file, first).ok_or(first)?;
+        let next = match last > first {
+            true => Some(self.get(file, last).ok_or(last)?),
+            false => None,
+        };
+        Ok((layout, next))
     }
 
     /// Inserts a layout into the cache, with the term of the lease under which it came.

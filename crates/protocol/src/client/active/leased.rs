@@ -21,9 +21,8 @@ fn concerns(operation: &Operation, file: FileId) -> bool {
 
 impl Client {
     /// Whether a change of this session that concerns the file is in flight.
-    fn is_changing(&self, file: FileId) -> bool {
-        let slots = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-        let mut in_flight = slots.chain(self.reads.values());
+    pub(super) fn is_changing(&self, file: FileId) -> bool {
+        let mut in_flight = self.slots.pending().chain(self.reads.values());
         in_flight.any(|it| concerns(&it.operation, file))
             && !self.defects.has(Defect::ForgetOwnChanges)
     }

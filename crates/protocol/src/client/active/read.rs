@@ -227,12 +227,11 @@ impl Client {
     /// Member to read from: of the near members in sync, or else of all, the one with the fewest reads of this client in flight,
     /// round robin if several have as few. All have the contents of the layout, or it would not have been answered. Where checksums
     /// cannot reveal that a member has left meanwhile, only the primary qualifies.
-    fn reads_from(&self, layout: &Layout, members: &[NodeId]) -> NodeId {
-        let is_checked = |extent: &Extent| !extent.checksums.is_empty();
-        if !layout.extents.iter().all(is_checked) {
+    pub(super) fn reads_from(&self, is_checked: bool, members: &[NodeId], turn: usize) -> NodeId {
+        if !is_checked {
             return self.map.primary;
         }
-        let (turn, count) = (self.next_number as usize, members.len());
+        let count = members.len();
         let load = |(index, node): &(usize, &NodeId)| {
             let is_far = !self.active.near.contains(node);
             (is_far, self.reads_at(**node), (index + turn) % count)
@@ -242,7 +241,9 @@ impl Client {
     }
 
     fn read_data(&mut self, now: u64, ticket: Ticket, layout: Layout, members: &[NodeId]) {
-        let from = self.reads_from(&layout, members);
+        let is_checked = |extent: &Extent| !extent.checksums.is_empty();
+        let is_checked = layout.extents.iter().all(is_checked);
+        let from = self.reads_from(is_checked, members, self.next_number as usize);
         let Some(reading) = self.reading(ticket) else {
             return;
         };
