@@ -183,7 +183,10 @@ impl Places {
             .args(["mount", "-o", option, "tako:///bench"])
             .arg(&mount);
         run(&mut command)?;
-        Place::new(label, &mount)
+        // Other mounts show the same files.
+        let own = mount.join(option);
+        fs::create_dir(&own).map_err(Error::at(&own))?;
+        Place::new(label, &own)
     }
 
     fn start_embedded(&mut self, program: &Path, length: u64) -> Result<(), Error> {

@@ -26,7 +26,16 @@ const INODES_STEP: u64 = 16;
 pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     refuse_cluster(&arguments.pool, "make one with `tako up`")?;
     // Resolved once: what is examined is what is replaced, wherever a symbolic link leads later.
-    let pool = &fs::canonicalize(&arguments.pool).unwrap_or_else(|_| arguments.pool.clone());
+    let pool = &match fs::canonicalize(&arguments.pool) {
+        Ok(resolved) => resolved,
+        Err(_) if arguments.pool.is_symlink() => {
+            return Err(Failure::Failed(format!(
+                "{} is a symbolic link that leads nowhere; remove it or choose another path",
+                arguments.pool.display()
+            )));
+        }
+        Err(_) => arguments.pool.clone(),
+    };
     let there = match Region::open(pool, Access::ReadWrite) {
         Ok(region) => Some(region),
         Err(pmem::Error::NotFound { .. }) => {

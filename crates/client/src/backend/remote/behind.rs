@@ -421,7 +421,7 @@ impl Behind {
             true => "write these files again",
         };
         (self.report)(&format!(
-            "writes to {count} file(s) that were answered early are lost: {why}; {then}; the log counts no further files for this reason within a minute"
+            "writes to {count} file(s) that were answered early are lost: {why}; {then}; the log counts no further files for this reason and session within a minute"
         ));
     }
 }
