@@ -5,6 +5,7 @@ use std::hint::black_box;
 use client::network::{Io, RequestWay};
 use client::{FileKind, FileSystem, NewInode, OpenFlags, ROOT, WriteAt};
 use fabric::Provider;
+use pmem::checksum;
 
 use super::{MIB, PAGE, Places};
 use crate::Error;
@@ -21,7 +22,7 @@ const READ_MORE_NS: f64 = 600.0;
 const CALL_MORE_NS: [(Provider, f64); 2] = [(Provider::Shm, 1_500.0), (Provider::Tcp, 6_000.0)];
 /// Bytes of a long read.
 const LONG: usize = 8 * MIB;
-/// Share of the speed of memory that a long read should reach.
+/// Share of the speed of memory, read twice for checksums besides, that a long read should reach.
 const LONG_SHARE: f64 = 0.9;
 
 pub fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
@@ -32,7 +33,7 @@ pub fn measure(bench: &Bench) -> Result<Vec<Row>, Error> {
     }
     rows.push(announced(bench, places)?);
     for (io, name) in [(Io::Server, "io=server"), (Io::Client, "io=client")] {
-        rows.push(long(bench, places, (io, name))?);
+        rows.extend(long(bench, places, (io, name))?);
         rows.push(mapped(bench, places, (io, name))?);
     }
     Ok(rows)
@@ -57,6 +58,20 @@ fn copy(bench: &Bench, size: usize, more_ns: f64) -> Side<'static> {
         let offset = random.offset(length, size) as usize;
         into.copy_from_slice(&from[offset..][..size]);
         black_box(&into);
+        Ok(())
+    })
+}
+
+/// The same, and the two passes over the data that checksums take: by the side that sends it and by the one that receives it.
+fn checked_copy(bench: &Bench, size: usize) -> Side<'static> {
+    let length = bench.scale.file_length;
+    let (from, mut into) = (bytes(length as usize), bytes(size));
+    let mut random = Random::new(4);
+    mean(bench, 0.0, move || {
+        let sent = &from[random.offset(length, size) as usize..][..size];
+        black_box(checksum::crc32c(sent));
+        into.copy_from_slice(sent);
+        black_box(checksum::crc32c(&into));
         Ok(())
     })
 }
@@ -133,17 +148,23 @@ fn announced(bench: &Bench, places: &Places) -> Result<Row, Error> {
     Ok(measured.row(0, name, "by messages", None))
 }
 
-fn long(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Row, Error> {
+fn long(bench: &Bench, places: &Places, (io, name): (Io, &str)) -> Result<Vec<Row>, Error> {
     let session = places.session(io, None)?;
     let sides = vec![
         reads(bench, session, &format!("library-{name}"), LONG)?,
+        checked_copy(bench, LONG),
         copy(bench, LONG, 0.0),
     ];
     let measured = interleave(bench.scale.few_rounds(), sides)?;
     let time = |side| Quantity::ns(measured.median(side, 0));
-    let row = Row::new(&format!("8 MiB read, library, {name}"), time(0));
-    let ratio = measured.ratio((1, 0), (0, 0));
-    Ok(row.beside("memcpy", time(1), ratio, Some(LONG_SHARE)))
+    let row = |limit: usize, what, bar| {
+        let row = Row::new(&format!("8 MiB read, library, {name}"), time(0));
+        row.beside(what, time(limit), measured.ratio((limit, 0), (0, 0)), bar)
+    };
+    Ok(vec![
+        row(1, "memcpy, CRC32C twice", Some(LONG_SHARE)),
+        row(2, "memcpy", None),
+    ])
 }
 
 /// A new map of the whole file each time, with one access to each page in order, beside a read of as much into memory.
