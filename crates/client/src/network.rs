@@ -429,10 +429,9 @@ impl Shared {
     fn submit(&self) {
         match self.connection.try_lock() {
             Some(mut connection) => {
-                let now = Instant::now();
-                connection.begin(now, &mut self.submitted.lock());
+                connection.begin(&mut self.submitted.lock());
                 connection.pump();
-                let due = self.due(now, &connection);
+                let due = self.due(Instant::now(), &connection);
                 drop(connection);
                 self.wake_keeper_before(due);
                 self.hand_over();
@@ -561,7 +560,7 @@ impl Shared {
         let mut now = Instant::now();
         connection.catch_up(now);
         let outcome = loop {
-            connection.begin(now, &mut self.submitted.lock());
+            connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
             if let Some(outcome) = call.take() {
@@ -679,7 +678,7 @@ impl Shared {
     fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
         loop {
             let now = Instant::now();
-            connection.begin(now, &mut self.submitted.lock());
+            connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
             let listens = self.listens(now) && self.waiting.lock().is_empty();

@@ -266,12 +266,14 @@ impl Connection {
             .ok_or(Error::NoUnit)
     }
 
-    /// Gives the calls that threads have submitted to the state machine. The time is `now`.
-    pub fn begin(&mut self, now: Instant, submitted: &mut Vec<Arc<Call>>) {
+    /// Gives the calls that threads have submitted to the state machine.
+    pub fn begin(&mut self, submitted: &mut Vec<Arc<Call>>) {
         for call in submitted.drain(..) {
             let Some((operation, acknowledge)) = call.take_request() else {
                 continue;
             };
+            // After the call came: leases may have ended since any time before.
+            let now = Instant::now();
             if self.calls.is_empty() {
                 self.heard_at = now;
             }
