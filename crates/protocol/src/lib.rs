@@ -230,7 +230,7 @@ mod tests {
     fn options_out_of_their_bounds_are_refused() {
         let usual = UnitOptions::default();
         assert_eq!(usual.validate(), Ok(()));
-        let changes: [fn(&mut UnitOptions); 9] = [
+        let changes: [fn(&mut UnitOptions); 10] = [
             |options| options.slots = 0,
             |options| options.slots = SLOTS_MAX as u16 + 1,
             |options| options.sessions = 0,
@@ -240,6 +240,8 @@ mod tests {
             |options| options.refill = u32::MAX,
             |options| options.batch = 0,
             |options| options.heartbeat_ns = options.lease_ns / 2 + 1,
+            // Twice as much is 0 in 64 bits.
+            |options| options.heartbeat_ns = u64::MAX / 2 + 1,
         ];
         for (index, change) in changes.into_iter().enumerate() {
             let mut options = usual.clone();

@@ -15,6 +15,8 @@ struct Scene {
     answered: u64,
     /// A member that answers, and makes no progress.
     stuck: Option<NodeId>,
+    /// A member that asks to follow by an older map whenever it gets a heartbeat, and answers none.
+    joins: Option<NodeId>,
 }
 
 impl Scene {
@@ -42,6 +44,7 @@ impl Scene {
             now: 0,
             answered: 0,
             stuck: None,
+            joins: None,
         };
         let map = scene.run(u64::MAX, &[]).expect("it proposes itself");
         let tail = Sequence::new(map.epoch, TAIL);
@@ -71,6 +74,21 @@ impl Scene {
             tail: TAIL - lacks,
             is_caught_up: true,
         };
+        self.receive(from, body);
+    }
+
+    fn join(&mut self, from: NodeId) {
+        let version = self.member.map().version - 1;
+        self.receive(
+            from,
+            Body::Join {
+                from: TAIL,
+                version,
+            },
+        );
+    }
+
+    fn receive(&mut self, from: NodeId, body: Body) {
         let envelope = Envelope {
             cluster: UnitOptions::default().cluster,
             epoch: self.member.map().epoch,
@@ -105,6 +123,9 @@ impl Scene {
                 let Ok(Body::Heartbeat { sent_at_ns, .. }) = message.map(|it| it.body) else {
                     continue;
                 };
+                if let Some(from) = self.joins.filter(|joins| sent.to.contains(joins)) {
+                    self.join(from);
+                }
                 for from in sent.to.iter().filter(|to| answering.contains(to)) {
                     self.hear(*from, sent_at_ns);
                     self.answered = sent_at_ns;
@@ -134,6 +155,18 @@ fn a_silent_member_is_left_out_after_one_lease_if_most_members_answer() {
         assert_eq!(map.in_sync, rest);
         assert_eq!(primary.now - silent_since, lease_ns() + 1);
     }
+}
+
+#[test]
+fn a_member_in_sync_that_joins_by_an_older_map_is_silent() {
+    let members = [0, 1, 2];
+    let mut primary = Scene::of(&members);
+    assert_eq!(primary.run(3 * lease_ns(), &members), None);
+    let silent_since = primary.answered;
+    primary.joins = Some(2);
+    let map = primary.run(3 * lease_ns(), &[1]).expect("a proposal");
+    assert_eq!(map.in_sync, [0, 1]);
+    assert_eq!(primary.now - silent_since, lease_ns() + 1);
 }
 
 #[test]

@@ -419,7 +419,7 @@ impl Member {
             peer.is_lost |= version == newest;
             return self.propose_changes(now);
         }
-        // Only then: one in sync that joins again and again answers no heartbeat.
+        // A join is no answer: a member in sync could repeat it without answering heartbeats.
         peer.heard_at = now;
         peer.leave(newest);
         if peer.is_counted {
