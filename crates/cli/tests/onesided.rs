@@ -296,7 +296,7 @@ fn status_gives_the_reason_for_messages_over_tcp() {
     let primary = cluster.primary();
     let reason = "messages: the target's processor would execute the writes";
     assert_eq!(ways(&primary, false, "requests"), [reason]);
-    let reason = "never: the target's processor would execute the reads";
+    let reason = "nothing: the target's processor would execute the reads";
     assert_eq!(ways(&primary, false, "pull"), [reason]);
     let text = cluster.tako(&["status", "--name", "c"]);
     assert!(text.contains("; requests messages: the target's"), "{text}");

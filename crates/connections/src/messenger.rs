@@ -396,15 +396,13 @@ impl Messenger {
         Some((requests, reason.map(|reason| obstacle.unwrap_or(reason))))
     }
 
-    /// Least length of a message to the peer of a link that is left to be pulled, or why none is.
-    pub fn least_pulled(&self, link: LinkId) -> Option<Result<usize, &'static str>> {
-        let device = self.transports.device(self.provider(link)?)?;
-        Some(if !pull::is_possible(&device.capabilities()) {
-            Err("the target's processor would execute the reads")
-        } else if self.options.pull_min == usize::MAX {
-            Err("nothing is to be pulled")
-        } else {
-            Ok(self.options.pull_min.max(1))
+    /// Least length of a message that the peer of a link pulls, while a buffer is free, or why it pulls none.
+    pub fn least_pulled(&self, id: LinkId) -> Option<Result<usize, String>> {
+        let device = self.transports.device(self.provider(id)?)?;
+        let link = self.find(id)?;
+        Some(match pull::is_possible(&device.capabilities()) {
+            false => Err("the target's processor would execute the reads".into()),
+            true => link.least_pulled(),
         })
     }
 

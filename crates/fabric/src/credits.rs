@@ -42,6 +42,11 @@ impl Credits {
         }
     }
 
+    /// Number of this side's messages that the peer can hold.
+    pub fn window(&self) -> u32 {
+        self.window
+    }
+
     /// Number of messages that may be sent.
     #[inline]
     pub fn left(&self) -> u32 {

@@ -338,6 +338,13 @@ impl Queue {
         Some(endpoint.message_bytes())
     }
 
+    /// Number of this side's messages that the peer of an endpoint can hold.
+    pub fn peer_window(&self, id: EndpointId) -> Option<u32> {
+        let found = self.endpoints.get(id.place());
+        let endpoint = found.filter(|found| found.is_ready(id))?;
+        Some(endpoint.credits.window())
+    }
+
     /// Number of requests of an endpoint that have not completed.
     pub fn outstanding(&self, id: EndpointId) -> usize {
         let found = self

@@ -13,14 +13,16 @@
 //!     3   │   0   │   1   │ a connection │ 0          SLOTS: slots were exported, over the control connection; the number of the
 //!                                                     connection for writes to them
 //!     3   │   0   │   2   │ a connection │ a slot     WRITTEN: beside a write to this slot
-//!     3   │   0   │   3   │ 0            │ 0          UNABLE: this side dialed and would announce, but has no slots
+//!     3   │   0   │   3   │ 0            │ 0          UNABLE: this side is to announce, but has no slots
 //!  a slot: length of the message 4, little-endian; the message
 //! ```
 //! - A link has as many slots as its receiver has credits. The n-th message that takes a credit uses slot n modulo that number, if it
 //!   is announced, and can be posted only once the credit of the message before it in that slot has come back.
 //! - The receiver copies a slot as soon as the announcement arrives, before it returns any credit. So a credit that has come back
 //!   proves that all slots up to its message were copied, in whichever order messages are dropped.
-//! - The length is read once, and checked. A peer that changes a slot meanwhile changes the bytes of its own message only.
+//! - The length is read once, and checked. A peer that changes a slot meanwhile changes the bytes of its own message.
+//! - Over shm only the peer of the link has its slots mapped. Over verbs all links of a process are in one protection domain: an
+//!   authenticated peer that guesses the key and the address of another link's slots can change the bytes of messages there.
 //! - Messages that are empty, or longer than a slot, travel as before. Writes and messages of an endpoint arrive in order.
 
 use fabric::{Access, Capabilities, Device, Error, Registration, Remote, RemoteRegion};
@@ -79,14 +81,14 @@ pub fn obstacle(capabilities: &Capabilities, window: u32) -> Option<&'static str
     }
 }
 
-/// Makes slots for a link, of which the peer gets so many credits, or more.
+/// Makes one slot of 512 bytes for each credit of the peer.
 ///
 /// # Errors
 /// [`Error::Region`], [`Error::Memory`].
 pub fn make(device: &dyn Device, window: u32) -> Result<Registration, Error> {
     let bytes = u64::from(window) * SLOT_BYTES as u64;
     let region = Region::memory(bytes.next_multiple_of(PAGE), false)?;
-    device.register(&region, Access::WRITE)
+    device.register_part(&region, 0..bytes, Access::WRITE)
 }
 
 /// A message about slots, or the announcement of a write to one.
@@ -136,7 +138,7 @@ pub fn fill(slot: &mut [u8; SLOT_BYTES], bytes: &[u8]) -> usize {
 /// A message in a slot of this side.
 pub struct InSlot<'a> {
     own: &'a Registration,
-    offset: u64,
+    pub offset: u64,
     pub length: usize,
 }
 
@@ -159,7 +161,7 @@ pub struct Slots {
     own: Option<Registration>,
     /// Why this side has none, though they are wanted.
     obstacle: Option<&'static str>,
-    /// What the peer has to learn.
+    /// A note that is to be sent before any other message.
     owed: Option<Note>,
     /// The peer's slots, once it has exported some.
     imported: Option<RemoteRegion>,
@@ -201,36 +203,51 @@ impl Slots {
         }
     }
 
-    /// The peer has exported its slots. Those of the wrong number are not used.
-    pub fn imported(&mut self, region: RemoteRegion) {
+    /// The peer, which can hold `window` messages, has exported its slots.
+    ///
+    /// # Errors
+    /// The peer broke the rules: there are too few slots for its credits, or more than can be named.
+    pub fn imported(&mut self, region: RemoteRegion, window: u32) -> Result<(), &'static str> {
         let count = region.length() / SLOT_BYTES as u64;
-        if (1..=SLOTS_MAX).contains(&count) {
-            self.imported.get_or_insert(region);
+        if !(u64::from(window.max(1))..=SLOTS_MAX).contains(&count) {
+            return Err("the number of its slots is invalid");
+        }
+        self.imported.get_or_insert(region);
+        Ok(())
+    }
+
+    /// The peer has withdrawn its slots.
+    pub fn revoked(&mut self) {
+        if self.imported.is_some() {
+            self.give_up("the peer has withdrawn its slots");
         }
     }
 
-    /// What is to be sent before any other message. [`Slots::told`] follows when it was sent.
+    /// The note that is to be sent before any other message. [`Slots::note_sent`] is called when it was sent.
     pub fn owed(&self) -> Option<Note> {
         self.owed
     }
 
-    /// What was owed has been sent.
-    pub fn told(&mut self) {
+    /// The note of [`Slots::owed`] has been sent.
+    pub fn note_sent(&mut self) {
         self.owed = None;
     }
 
-    /// The peer has sent this about slots.
+    /// The peer has sent a note.
     ///
     /// # Errors
     /// The peer broke the rules.
-    pub fn hear(&mut self, note: Note) -> Result<Option<InSlot<'_>>, &'static str> {
+    pub fn note_received(&mut self, note: Note) -> Result<Option<InSlot<'_>>, &'static str> {
         match note {
             Note::Slots(connection) if self.peer_connection.is_none() => {
                 self.peer_connection = Some(connection);
                 self.is_wanted = true;
+                if self.own.is_none() && self.obstacle.is_some() {
+                    self.owed = Some(Note::Unable);
+                }
                 Ok(None)
             }
-            Note::Unable if self.obstacle.is_none() => {
+            Note::Unable if self.obstacle.is_none() && self.peer_connection.is_none() => {
                 self.obstacle = Some("the peer has no slots");
                 Ok(None)
             }
@@ -264,22 +281,38 @@ impl Slots {
         })
     }
 
-    /// Where a message of this length goes, and its announcement. `None`: it goes in a message.
-    pub fn next(&self, length: usize, slot_of: impl Fn(u64) -> u64) -> Option<(Remote, Note)> {
+    /// A message that was found in a slot before.
+    pub fn at(&self, offset: u64, length: usize) -> Option<InSlot<'_>> {
+        let own = self.own.as_ref()?;
+        Some(InSlot {
+            own,
+            offset,
+            length,
+        })
+    }
+
+    /// Where a message of this length goes, and its announcement. `None`: it goes in a message. So many slots stay unused, none unless
+    /// a test breaks the rule.
+    pub fn next(&self, length: usize, unused: u64) -> Option<(Remote, Note)> {
         let (region, connection) = (self.imported?, self.peer_connection?);
+        // Both directions are announced, or none.
+        self.own.as_ref()?;
         if !(1..=LONGEST).contains(&length) {
             return None;
         }
-        let slot = slot_of(self.sent) % (region.length() / SLOT_BYTES as u64);
+        let slot = self.sent % (region.length() / SLOT_BYTES as u64 - unused);
         let to = region.at(slot * SLOT_BYTES as u64);
         let slot = slot as u16;
         Some((to, Note::Written { connection, slot }))
     }
 
-    /// The peer does not let this side write its slots.
-    pub fn give_up(&mut self) {
+    /// The peer does not let this side write its slots, for this reason. A side that has made none yet makes none either.
+    pub fn give_up(&mut self, reason: &'static str) {
         self.imported = None;
-        self.obstacle = Some("the peer's slots cannot be written");
+        if self.wants_slots() {
+            self.owed = Some(Note::Unable);
+        }
+        self.obstacle = Some(reason);
     }
 
     /// A message was posted that takes a credit.
@@ -287,10 +320,10 @@ impl Slots {
         self.sent += 1;
     }
 
-    /// How messages to the peer travel, and why they are not announced if that was chosen.
+    /// How short messages travel, and why they are not announced if that was chosen.
     pub fn state(&self) -> (RequestWay, Option<&'static str>) {
         match (self.imported, self.peer_connection) {
-            (Some(_), Some(_)) => (RequestWay::Announced, None),
+            (Some(_), Some(_)) if self.own.is_some() => (RequestWay::Announced, None),
             _ => (RequestWay::Message, self.obstacle),
         }
     }

@@ -190,7 +190,12 @@ impl Messenger {
                     }
                 }
                 Ok(Some(Note::Exported { name, region })) if name == SLOTS_NAME => {
-                    link.stream.slots.imported(region);
+                    let window = queue.peer_window(link.session.endpoint());
+                    let imported =
+                        window.map_or(Ok(()), |window| link.stream.slots.imported(region, window));
+                    if let Err(what) = imported {
+                        return self.end(slot, Reason::Fragment(what), events);
+                    }
                 }
                 Ok(Some(Note::Exported { name, region })) => {
                     link.exported(name, region);

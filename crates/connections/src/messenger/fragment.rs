@@ -6,7 +6,7 @@
 //!    0    │ 0                        a whole message
 //!    1    │ bytes of the message     its first fragment
 //!    2    │ offset in the message    a later fragment
-//!    3    │ about pulls or slots     no fragment, or the place of one (`pull`, `announced`)
+//!    3    │ about pulls or slots     no fragment, or the location of one (`pull`, `announced`)
 //! ```
 //! Endpoints deliver in order, so the fragments of a message follow each other, with nothing of the same link between
 //! them. The offset is there to detect a peer that breaks this rule.

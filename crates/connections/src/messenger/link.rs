@@ -18,6 +18,8 @@ pub struct Link {
     is_watched: bool,
     pub transfers: Transfers,
     pub stream: Stream,
+    /// Why there is no pool from which the peer pulls, if one was tried to be made.
+    pub no_pool: Option<String>,
 }
 
 impl Link {
@@ -30,7 +32,17 @@ impl Link {
             is_closed_there: false,
             is_watched: false,
             transfers: Transfers::default(),
+            no_pool: None,
         }
+    }
+
+    /// Least length of a message that the peer pulls, or why it pulls none.
+    pub fn least_pulled(&self) -> Result<usize, String> {
+        let state = self.stream.pulls.state();
+        state.map_err(|reason| match &self.no_pool {
+            Some(error) => format!("{reason}: {error}"),
+            None => reason.into(),
+        })
     }
 
     /// From now on the thread is woken up when the control connection is readable.

@@ -483,9 +483,9 @@ impl Link {
         });
         let mut own = made.unwrap_or(Err("the transport is not there"));
         if let (Ok(slots), Some(queue)) = (&own, transports.queue(provider))
-            && !self.export_own(queue, SLOTS_NAME, slots)?
+            && self.export_own(queue, SLOTS_NAME, slots)?.is_err()
         {
-            own = Err("the control connection has ended");
+            own = Err("the slots could not be exported");
         }
         self.stream.slots.offered(own);
         Ok(())
@@ -502,32 +502,38 @@ impl Link {
     ) -> Result<(), control::Error> {
         self.stream.pulls.offered(None);
         let device = transports.device(provider);
-        let pool = device.and_then(|device| Pool::new(device, &pull::CLASSES, Access::READ).ok());
-        let (Some(pool), Some(queue)) = (pool, transports.queue(provider)) else {
-            return Ok(());
+        let pool = device.map(|device| Pool::new(device, &pull::CLASSES, Access::READ));
+        let pool = match pool.zip(transports.queue(provider)) {
+            Some((Ok(pool), queue)) => {
+                let exported = self.export_own(queue, pull::POOL, pool.registration())?;
+                exported.map(|()| pool).map_err(|error| error.to_string())
+            }
+            Some((Err(error), _)) => Err(error.to_string()),
+            None => Err("the transport is not there".into()),
         };
-        if self.export_own(queue, pull::POOL, pool.registration())? {
-            self.stream.pulls.offered(Some(&pool));
+        match pool {
+            Ok(pool) => self.stream.pulls.offered(Some(&pool)),
+            Err(error) => self.no_pool = Some(error),
         }
         Ok(())
     }
 
-    /// Exports memory of the link itself. Returns whether the peer gets it: not if only the control connection has ended.
+    /// Exports memory of the link itself. Returns why the peer does not get it, if the link goes on without.
     fn export_own(
         &mut self,
         queue: &mut Queue,
         name: u64,
         registration: &Registration,
-    ) -> Result<bool, control::Error> {
+    ) -> Result<Result<(), control::Error>, control::Error> {
         let endpoint = self.session.endpoint();
         match self.session.export(queue, name, registration) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(Ok(())),
             Err(
-                control::Error::Endpoint { .. }
+                error @ (control::Error::Endpoint { .. }
                 | control::Error::Closed { .. }
                 | control::Error::Refused { .. }
-                | control::Error::System { .. },
-            ) if queue.message_bytes(endpoint).is_some() => Ok(false),
+                | control::Error::System { .. }),
+            ) if queue.message_bytes(endpoint).is_some() => Ok(Err(error)),
             Err(error) => Err(error),
         }
     }
@@ -539,7 +545,11 @@ impl Link {
 
     /// Memory of the peer may not be reached any more.
     pub fn revoked(&mut self, name: u64) {
-        self.transfers.regions.remove(&name);
+        match name {
+            pull::POOL => self.stream.pulls.revoked(),
+            SLOTS_NAME => self.stream.slots.revoked(),
+            _ => drop(self.transfers.regions.remove(&name)),
+        }
     }
 
     fn post_transfer(&mut self, queue: &mut Queue, pool: &Pool, transfer: &Transfer) -> Attempt {

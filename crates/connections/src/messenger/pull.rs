@@ -176,6 +176,8 @@ pub enum Arriving {
         bytes: Vec<u8>,
         _announcement: Message,
     },
+    /// A message that is still in its slot, from this offset on, although its credit may be returned: a test breaks the rule.
+    LeftInSlot(u64, usize),
     /// Location from which the data is to be read.
     At(Location),
     /// Being read by the request of this number.
@@ -205,19 +207,22 @@ pub enum StreamDefect {
     OvertakeRead,
     /// The sender fills its oldest buffer again, though the peer has not reported it.
     ReuseUnreported,
-    /// Two messages in a row are written to the same slot, though the credit of the first one has not come back.
+    /// A slot is written again one message too early: the credit of the message in it may not have come back.
     ReuseSlot,
+    /// A message is copied out of its slot some time after its announcement, when its credit may have been returned.
+    CopySlotLate,
 }
 
 #[cfg(feature = "defects")]
 impl StreamDefect {
     /// All rules that tests break.
-    pub const ALL: [StreamDefect; 5] = [
+    pub const ALL: [StreamDefect; 6] = [
         StreamDefect::ReportBeforeRead,
         StreamDefect::TakeBeforeRead,
         StreamDefect::OvertakeRead,
         StreamDefect::ReuseUnreported,
         StreamDefect::ReuseSlot,
+        StreamDefect::CopySlotLate,
     ];
 }
 
@@ -287,6 +292,17 @@ impl Pulls {
         }
     }
 
+    /// Least length of a message that the peer pulls, or why it pulls none.
+    pub fn state(&self) -> Result<usize, &'static str> {
+        match self {
+            _ if self.min == usize::MAX => Err("this side's `pull` is never"),
+            _ if !self.is_offered => Err("no message was long enough yet"),
+            _ if self.own.is_none() => Err("no pool could be made"),
+            _ if !self.is_taken => Err("the peer has not said that it pulls"),
+            _ => Ok(self.min),
+        }
+    }
+
     /// Whether a message of this length is the first one to be pulled, so that a pool is to be made.
     pub fn wants_pool(&self, length: usize) -> bool {
         length >= self.min && !self.is_offered
@@ -309,6 +325,11 @@ impl Pulls {
         }
         self.owes_ready = self.imported.is_none();
         self.imported.get_or_insert(region);
+    }
+
+    /// The peer has withdrawn its pool. A later location ends the link.
+    pub fn revoked(&mut self) {
+        (self.imported, self.owes_ready) = (None, false);
     }
 
     /// The 32 bits of a message to send before any other one. [`Pulls::told`] follows when it was sent.

@@ -23,6 +23,8 @@ pub struct Side {
     device: Arc<dyn Device>,
     queue: Queue,
     stream: Stream,
+    /// Credits of each side.
+    window: u32,
     /// The peer's pool, which is used from when the peer's stream has announced it.
     exported: Option<RemoteRegion>,
     /// Buffers into which fragments are read.
@@ -30,13 +32,18 @@ pub struct Side {
 }
 
 impl Side {
-    /// Returns a side that reads at most `reads` fragments at once, and what its peer needs to join it.
+    /// Returns a side that reads at most `reads` fragments at once and gives as many credits as its peer, and what that needs to join it.
     ///
     /// # Errors
     /// As [`Queue::open`].
-    pub fn new(device: Arc<dyn Device>, reads: u32) -> Result<(Side, Parameters), Error> {
+    pub fn new(
+        device: Arc<dyn Device>,
+        reads: u32,
+        window: u32,
+    ) -> Result<(Side, Parameters), Error> {
         let options = QueueOptions {
             message_bytes: 16 << 10,
+            window,
             ..QueueOptions::default()
         };
         let mut queue = Queue::open(&*device, options)?;
@@ -54,6 +61,7 @@ impl Side {
             ),
             device,
             queue,
+            window,
             exported: None,
         };
         Ok((side, parameters))
@@ -93,8 +101,7 @@ impl Side {
     /// # Errors
     /// As [`Queue::export`], and those of registrations.
     pub fn offer_slots(&mut self) -> Result<Export, Error> {
-        let window = QueueOptions::default().window;
-        let own = announced::make(&*self.device, window)?;
+        let own = announced::make(&*self.device, self.window)?;
         let export = self.queue.export(self.stream.endpoint, &own)?;
         self.stream.slots.offered(Ok(own));
         Ok(export)
@@ -106,8 +113,8 @@ impl Side {
     /// As [`Queue::import`].
     pub fn import_slots(&mut self, export: Export) -> Result<(), Error> {
         let region = self.queue.import(self.stream.endpoint, export)?;
-        self.stream.slots.imported(region);
-        Ok(())
+        let imported = self.stream.slots.imported(region, self.window);
+        imported.map_err(|what| Error::Peer { what })
     }
 
     /// Takes the export of the peer's pool.
@@ -132,6 +139,9 @@ impl Side {
     pub fn poll(&mut self) -> Result<Vec<Vec<u8>>, String> {
         let Side { queue, stream, .. } = self;
         let (mut events, mut whole) = (Vec::new(), Vec::new());
+        if stream.pulls.has(StreamDefect::CopySlotLate) {
+            whole = stream.take_arrived(0)?;
+        }
         queue.poll(&mut events);
         for event in events {
             match event {

@@ -113,7 +113,7 @@ impl Stream {
 
     /// Takes what the peer sends about slots; a message in a slot is copied at once, so that its credit can be returned.
     fn take_announced(&mut self, note: Note, message: Message) -> Result<Option<Vec<u8>>, Reason> {
-        let Some(in_slot) = self.slots.hear(note)? else {
+        let Some(in_slot) = self.slots.note_received(note)? else {
             // If the peer has exported slots, they are to be imported.
             self.pulls.is_announced |= matches!(note, Note::Slots(_));
             return Ok(None);
@@ -122,6 +122,11 @@ impl Stream {
             in_slot.append_to(into);
             Ok(())
         };
+        if self.pulls.has(StreamDefect::CopySlotLate) {
+            let left = Arriving::LeftInSlot(in_slot.offset, in_slot.length);
+            self.pulls.arriving.push_back(left);
+            return Ok(None);
+        }
         if self.pulls.arriving.is_empty() || self.pulls.has(StreamDefect::OvertakeRead) {
             return Ok(self.incoming.add(0, in_slot.length, append)?);
         }
@@ -207,6 +212,14 @@ impl Stream {
                         Ok(())
                     })?
                 }
+                Some(Arriving::LeftInSlot(offset, length)) => {
+                    let in_slot = self.slots.at(offset, length);
+                    let in_slot = in_slot.ok_or("there are no slots")?;
+                    self.incoming.add(0, length, |into| {
+                        in_slot.append_to(into);
+                        Ok(())
+                    })?
+                }
                 Some(Arriving::Read(number, location, buffer))
                     if number <= ended || self.pulls.has(StreamDefect::TakeBeforeRead) =>
                 {
@@ -229,7 +242,7 @@ impl Stream {
         }
     }
 
-    /// Posts what the peer has to learn about pulls and slots; whether there was room for it.
+    /// Posts messages about slots and pulls that are owed to the peer; whether there was room for them.
     pub fn post_owed(&mut self, queue: &mut Queue) -> bool {
         if let Some(note) = self.slots.owed() {
             let head = OFFERED | note.encode();
@@ -237,7 +250,7 @@ impl Stream {
             if posted.is_err() {
                 return false;
             }
-            self.slots.told();
+            self.slots.note_sent();
         }
         while let Some(head) = self.pulls.owed() {
             if self
@@ -276,9 +289,8 @@ impl Stream {
         pool: Option<&Pool>,
         bytes: &[u8],
     ) -> Option<Result<(), Refusal>> {
-        let reuses = self.pulls.has(StreamDefect::ReuseSlot);
-        let slot_of = |number| if reuses { number / 2 } else { number };
-        let (to, note) = self.slots.next(bytes.len(), slot_of)?;
+        let unused = u64::from(self.pulls.has(StreamDefect::ReuseSlot));
+        let (to, note) = self.slots.next(bytes.len(), unused)?;
         let mut copy = [0; SLOT_BYTES];
         let length = announced::fill(&mut copy, bytes);
         let write = |from| Work::Write {
@@ -296,7 +308,7 @@ impl Stream {
             }
         };
         if let Err(Refusal::Invalid(_)) = posted {
-            self.slots.give_up();
+            self.slots.give_up("the peer's slots cannot be written");
             return None;
         }
         Some(posted)

@@ -4,6 +4,7 @@ mod announced;
 mod fair;
 mod memory;
 mod pull;
+mod ways;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -92,9 +93,13 @@ struct Pair {
 
 impl Pair {
     fn new(options: Options) -> Pair {
+        Pair::of(options.clone(), options)
+    }
+
+    fn of(near: Options, far: Options) -> Pair {
         let scratch = Scratch::new();
-        let mut near = messenger("near", options.clone());
-        let mut far = messenger("far", options);
+        let mut near = messenger("near", near);
+        let mut far = messenger("far", far);
         let local = near.local().clone();
         let mut listener = Listener::bind(&[scratch.socket()], local).unwrap();
         let dial = far.dial(&scratch.socket(), Some("near"));

@@ -67,7 +67,7 @@ pub struct LinkStatus {
     pub passed_over: Vec<String>,
     /// How short messages travel: announced, or in messages, with the reason if the other way was chosen. Older nodes do not report it.
     pub requests: Option<String>,
-    /// From which length on the peer pulls data, in bytes, or why it pulls none. Older nodes do not report it.
+    /// From which length on the peer pulls data, in bytes, or why it pulls nothing. Older nodes do not report it.
     pub pull: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl LinkStatus {
     pub fn with_ways(
         mut self,
         (requests, reason): (RequestWay, Option<&str>),
-        least_pulled: Result<usize, &str>,
+        least_pulled: Result<usize, String>,
     ) -> LinkStatus {
         self.requests = Some(match (requests, reason) {
             (RequestWay::Announced, _) => "announced".into(),
@@ -101,7 +101,7 @@ impl LinkStatus {
         });
         self.pull = Some(match least_pulled {
             Ok(bytes) => format!("from {bytes} bytes on"),
-            Err(reason) => format!("never: {reason}"),
+            Err(reason) => format!("nothing: {reason}"),
         });
         self
     }

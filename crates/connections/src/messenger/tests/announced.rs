@@ -1,12 +1,12 @@
 //! Short messages by writes that announce themselves.
 
 use super::*;
-use crate::messenger::announced::{LENGTH_BYTES, LONGEST, Note};
+use crate::messenger::announced::{LENGTH_BYTES, LONGEST, Note, SLOT_BYTES, SLOTS_NAME};
 use crate::messenger::pull::OFFERED;
 
 const ANNOUNCED: Way = Way(Provider::Shm, RequestWay::Announced);
-/// Credits of each side.
-const WINDOW: usize = 8;
+/// Credits of each side: their slots take no whole page.
+const WINDOW: usize = 6;
 
 /// Two sides that announce, both ways, and have few slots.
 fn announcing() -> Pair {
@@ -168,10 +168,58 @@ fn a_transport_without_passive_targets_sends_messages_and_gives_the_reason() {
     assert_eq!(pair.near.announced_messages(), 0);
 }
 
-/// A peer that lies sends a write, with these first bytes of a slot, or a message with these bits only.
+/// What a peer that lies does.
 enum Lie {
+    /// It sends a write, with these first bytes of a slot.
     Write(fn(Note) -> Note, &'static [u8]),
+    /// It sends a message with these bits only.
     Bits(u32),
+    /// It writes to a slot before the rest of a message in fragments.
+    WithinMessage,
+    /// It exports so many slots.
+    Slots(usize),
+}
+
+impl Lie {
+    /// The far side does this.
+    fn execute(&self, pair: &mut Pair) {
+        const GOOD: &[u8] = &[4, 0, 0, 0, 1, 2, 3, 4];
+        let far = &mut pair.far;
+        if let Lie::Slots(count) = *self {
+            let bytes = (count * SLOT_BYTES) as u64;
+            let region = pmem::Region::memory(bytes.next_multiple_of(4096), false).unwrap();
+            let own = far.register(pair.to_near, (&region, 0..bytes), Access::WRITE, 1);
+            let found = far.links[pair.to_near.slot()].link.as_deref_mut().unwrap();
+            let queue = far.transports.queue(Provider::Shm).unwrap();
+            return found
+                .session
+                .export(queue, SLOTS_NAME, &own.unwrap())
+                .unwrap();
+        }
+        let stream = &mut link(far, pair.to_near).stream;
+        let (to, note) = stream.slots.next(4, 0).unwrap();
+        let endpoint = stream.endpoint;
+        let send = |bytes, head| Work::Send {
+            from: Source::Inline(bytes),
+            immediate: Some(head),
+        };
+        let write = |bytes, note: Note| Work::Write {
+            from: Source::Inline(bytes),
+            to,
+            immediate: Some(OFFERED | note.encode()),
+        };
+        let works = match self {
+            Lie::Write(change, bytes) => vec![write(bytes, change(note))],
+            Lie::Bits(bits) => vec![send(&[], *bits)],
+            Lie::WithinMessage => vec![send(&[1; 10], head(0, 10, 100)), write(GOOD, note)],
+            Lie::Slots(_) => unreachable!("it was done before"),
+        };
+        let queue = far.transports.queue(Provider::Shm).unwrap();
+        for (number, work) in works.into_iter().enumerate() {
+            let request = WorkRequest::new((1 << 40) + number as u64, work);
+            queue.post(endpoint, &request).unwrap();
+        }
+    }
 }
 
 fn other_connection(note: Note) -> Note {
@@ -197,42 +245,48 @@ fn slot_beyond(note: Note) -> Note {
 #[test]
 fn a_peer_that_lies_about_a_slot_is_lost() {
     const TOO_LONG: [u8; LENGTH_BYTES] = (LONGEST as u32 + 1).to_le_bytes();
+    const LENGTH: &str = "the length of a message in a slot is invalid";
+    const INVALID: &str = "a message about slots is invalid";
+    const OUT_OF_TURN: &str = "a message about slots comes out of turn";
+    const COUNT: &str = "the number of its slots is invalid";
+    const GOOD: &[u8] = &[4, 0, 0, 0, 1, 2, 3, 4];
     let lies = [
-        Lie::Write(other_connection, &[4, 0, 0, 0, 1, 2, 3, 4]),
-        Lie::Write(slot_beyond, &[4, 0, 0, 0, 1, 2, 3, 4]),
-        Lie::Write(|note| note, &[0; LENGTH_BYTES]),
-        Lie::Write(|note| note, &TOO_LONG),
-        Lie::Write(|note| note, &[0xff; LENGTH_BYTES]),
+        (
+            Lie::Write(other_connection, GOOD),
+            "it announces a write of another connection",
+        ),
+        (
+            Lie::Write(slot_beyond, GOOD),
+            "it announces a write to a slot that does not exist",
+        ),
+        (Lie::Write(|note| note, &[0; LENGTH_BYTES]), LENGTH),
+        (Lie::Write(|note| note, &TOO_LONG), LENGTH),
+        (Lie::Write(|note| note, &[0xff; LENGTH_BYTES]), LENGTH),
+        (
+            Lie::WithinMessage,
+            "a message begins before the one before it is complete",
+        ),
         // Slots are exported once.
-        Lie::Bits(OFFERED | Note::Slots(3).encode()),
-        Lie::Bits(OFFERED | Note::Slots(3).encode() | 1),
-        Lie::Bits(OFFERED | 1),
-        Lie::Bits(OFFERED | Note::Unable.encode() | 1 << 10),
+        (Lie::Bits(OFFERED | Note::Slots(3).encode()), OUT_OF_TURN),
+        (Lie::Bits(OFFERED | Note::Slots(3).encode() | 1), INVALID),
+        (Lie::Bits(OFFERED | 1), INVALID),
+        // It has exported slots.
+        (Lie::Bits(OFFERED | Note::Unable.encode()), OUT_OF_TURN),
+        (
+            Lie::Bits(OFFERED | Note::Unable.encode() | 1 << 10),
+            INVALID,
+        ),
+        (Lie::Slots(WINDOW - 1), COUNT),
+        (Lie::Slots(1025), COUNT),
     ];
-    for (index, lie) in lies.iter().enumerate() {
+    for (index, (lie, expected)) in lies.iter().enumerate() {
         let mut pair = announcing();
-        let stream = &mut link(&mut pair.far, pair.to_near).stream;
-        let (to, note) = stream.slots.next(4, |number| number).unwrap();
-        let endpoint = stream.endpoint;
-        let work = match lie {
-            Lie::Write(change, bytes) => Work::Write {
-                from: Source::Inline(bytes),
-                to,
-                immediate: Some(OFFERED | change(note).encode()),
-            },
-            Lie::Bits(bits) => Work::Send {
-                from: Source::Inline(&[]),
-                immediate: Some(*bits),
-            },
-        };
-        let queue = pair.far.transports.queue(Provider::Shm).unwrap();
-        queue
-            .post(endpoint, &WorkRequest::new(1 << 40, work))
-            .unwrap();
+        lie.execute(&mut pair);
         let mut events = Vec::new();
         receive(&mut pair.near, &mut pair.far, &mut events, 1);
         assert!(
-            matches!(&events[..], [Event::Lost { link, reason: Reason::Fragment(_) }] if *link == pair.to_far),
+            matches!(&events[..], [Event::Lost { link, reason: Reason::Fragment(what) }]
+                if *link == pair.to_far && what == expected),
             "lie {index}: {events:?}"
         );
     }
@@ -281,8 +335,8 @@ fn a_side_sends_messages_if_its_writes_are_not_allowed() {
     let far = pair.far.transports.queue(Provider::Shm).unwrap();
     let imported = far.import(to_near, export).unwrap();
     let slots = &mut link(&mut pair.far, pair.to_near).stream.slots;
-    slots.give_up();
-    slots.imported(imported);
+    slots.give_up("it is to import others");
+    slots.imported(imported, WINDOW as u32).unwrap();
     let mut received = Vec::new();
     for seed in 0..3 {
         pair.far.send(pair.to_near, &message(seed, 100)).unwrap();
