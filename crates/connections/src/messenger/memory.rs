@@ -198,6 +198,11 @@ impl Messenger {
     pub fn read_target(&mut self, bytes: u64) -> Option<ReadTarget> {
         self.lanes.iter_mut().find_map(|lane| {
             let device = self.transports.device(lane.provider)?;
+            // Buffers of a transport that has no such memory would use up memory for frames.
+            let is_exact = |bytes| device.read_memory(bytes).is_some_and(|it| it.is_exact);
+            if !is_exact(BLOCK as u64) {
+                return None;
+            }
             // The buffers for transfers come first: only the rest of the memory is for others.
             lane.transfers(&self.transports)?;
             let memory = device.read_memory(bytes).filter(|it| it.is_exact)?;
