@@ -404,3 +404,38 @@ impl Assembler {
         self.code
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `docs/ETHERNET.md` names these numbers.
+    #[test]
+    fn programs_are_as_long_as_documented() {
+        let length = |placed: Option<(crate::Shape, bool)>| {
+            let placed = placed.map(|(shape, is_shared)| Placed {
+                queue: 1,
+                lane: 5,
+                slot: 64,
+                shape,
+                is_shared,
+                longest: 1792,
+            });
+            select(&Selection {
+                hardware: Hardware([2, 0, 0, 0, 0, 1]),
+                queue: 0,
+                types: [0x8000, 0x8001],
+                map: 4,
+                placed,
+            })
+            .len()
+        };
+        use crate::Shape::{Jumbo, Overlay, Strip};
+        let separate = [Overlay, Strip, Jumbo].map(|shape| length(Some((shape, false))));
+        let shared = [Overlay, Strip].map(|shape| length(Some((shape, true))));
+        assert_eq!(
+            (length(None), separate, shared),
+            (27, [83, 87, 76], [126, 130])
+        );
+    }
+}

@@ -31,6 +31,8 @@ struct Member {
     id: GroupId,
     /// Goes first. `None` if nothing is to be received, and once it leaves.
     attached: Option<Attached>,
+    /// Datagrams may come, also some that came before it left.
+    listens: bool,
     group: Arc<Group>,
     pair: Arc<QueuePair>,
     /// A datagram could not be sent. The pair has failed with it: it takes no others, and receives nothing.
@@ -68,6 +70,7 @@ impl Groups {
         self.members.push(Member {
             id,
             attached,
+            listens: address.listens,
             group,
             pair,
             has_failed: false,
@@ -213,10 +216,10 @@ impl Groups {
             return None;
         }
         let length = completion.length().checked_sub(GRH);
-        let listens = member.attached.is_some();
         match (length, completion.immediate(), completion.has_header()) {
-            (Some(length), Some(immediate), true) if listens => {
-                Some((member.id, length, immediate))
+            (Some(length), Some(immediate), true) if member.listens => {
+                let is_attached = member.attached.is_some();
+                is_attached.then_some((member.id, length, immediate))
             }
             _ => {
                 count(&common.counts.strange);
