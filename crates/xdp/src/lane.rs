@@ -19,8 +19,8 @@ pub(crate) const AIMED_AT: i16 = 20;
 pub(crate) const FILLED_AT: i16 = 24;
 pub(crate) const EMPTY_TAG_AT: i16 = 28;
 pub(crate) const GATE_AT: i16 = 32;
-/// Number of the frame that was expected when a later one was dropped, tag of the frame that was dropped last, and how often that
-/// number was not higher than the one before.
+/// Number of the frame that was expected when a later one was dropped, tag of the frame that was dropped last, and how often such a
+/// tag was not higher than the one before: the sender restarts.
 pub(crate) const MISSED_AT: i16 = 36;
 pub(crate) const DROPPED_AT: i16 = 40;
 pub(crate) const PASSES_AT: i16 = 44;
@@ -100,7 +100,7 @@ impl Shape {
 pub struct Missing {
     /// Number of the expected frame.
     pub frame: u32,
-    /// Changes when its sender has begun again before the frame came: it was lost once more, if its sender was asked for it.
+    /// Changes when its sender restarts before the frame has come: it was lost once more, if its sender was asked for it.
     pub pass: u32,
 }
 

@@ -1,12 +1,14 @@
 //! Frames of data that are not those of a write: nothing of them is exposed, and they displace nothing.
 
+use std::time::Instant;
+
 use fabric::ethernet::Shape;
 use fabric::{Access, Parameters, Registration};
 use pmem::checksum::crc32c_of;
 
 use super::super::raw::{COMMAND, Packet, parts};
 use super::super::suite::Random;
-use super::liar::Lied;
+use super::liar::{Lied, PATIENCE};
 use super::{BLOCK, BLOCKS};
 
 /// Kinds of packets, as `docs/ETHERNET.md` numbers them.
@@ -121,6 +123,30 @@ impl Written {
         let segment = self.segment(frame);
         let frame = self.lied.liar.data(&self.greeting, first + frame, segment);
         self.lied.liar.send_data(&frame);
+    }
+
+    /// Whether the data of a frame is where it belongs.
+    fn has_landed(&self, frame: u32) -> bool {
+        let block = COUNT - 1 - u64::from(frame) / 3;
+        let (at, bytes) = Shape::Strip.segment(frame % 3);
+        let mut found = vec![0; bytes as usize];
+        let region = self.memory.region();
+        region.read(START + block * BLOCK + u64::from(at), &mut found);
+        found == self.segment(frame)
+    }
+
+    /// How often frames are asked for until something is so.
+    fn asked_until(&mut self, what: &str, is_so: impl Fn(&Written) -> bool) -> usize {
+        let (start, mut asked) = (Instant::now(), 0);
+        loop {
+            self.lied.near.poll();
+            let frames = self.lied.liar.receive();
+            asked += frames.iter().filter(|it| parts(it).0 == RESEND).count();
+            if is_so(self) {
+                return asked;
+            }
+            assert!(start.elapsed() < PATIENCE, "in vain: {what}");
+        }
     }
 
     /// Ends the write: the receiver compares the seal with the blocks.
@@ -261,11 +287,31 @@ fn repeated_frames_of_a_run_are_not_answered() {
         written.send(first, frame);
         (0..=frame).for_each(|before| written.send(first, before));
     }
-    written.lied.near.poll();
-    let frames = written.lied.liar.receive();
-    let asked = frames.iter().filter(|frame| parts(frame).0 == RESEND);
-    assert_eq!(asked.count(), 0);
+    let mut asked = written.asked_until("frame 4 lands", |written| written.has_landed(4));
     written.send(first, 5);
+    asked += written.asked_until("frame 5 lands", |written| written.has_landed(5));
+    written.seal();
+    asked += written.asked_until("the end", |written| !written.lied.near.messages.is_empty());
+    assert_eq!(asked, 0);
+    written.is_done();
+}
+
+/// Each number that is not higher than the one before could mean that the sender has restarted, and the frame was lost once more.
+#[test]
+fn forged_numbers_do_not_make_the_receiver_ask_without_limit() {
+    let mut written = Written::new(Shape::Strip);
+    let first = written.aim();
+    written.send(first, 0);
+    let (start, mut asked) = (Instant::now(), 0);
+    for _ in 0..2000 {
+        written.send(first, 5);
+        written.send(first, 4);
+        asked += written.asked_until("a poll", |_| true);
+    }
+    // Four within a millisecond of the first of them.
+    let most = 4 * (start.elapsed().as_millis() as usize + 1);
+    assert!((1..=most).contains(&asked), "{asked}, at most {most}");
+    (1..6).for_each(|frame| written.send(first, frame));
     written.seal();
     written.is_done();
 }

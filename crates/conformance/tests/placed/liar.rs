@@ -18,7 +18,7 @@ const DATA: u8 = 6;
 const PROBE: u8 = 17;
 const LAST_KIND: u64 = 21;
 const UNSEQUENCED: u64 = 1 << 63;
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A side with a pool, and a host that lies to it.
 pub(super) struct Lied {

@@ -119,9 +119,9 @@ fn aim(memory: &fabric::Registration, blocks: u32) -> Vec<u8> {
     [&words.concat(), &bytes[..], &[0; 4]].concat()
 }
 
-/// Answers to one probe after the other, in a while. Frames are dropped for a moment while descriptors are withdrawn.
-fn answers(lied: &mut Lied, greeting: &fabric::Parameters, number: &mut u64) -> u32 {
-    let (start, mut answers) = (Instant::now(), 0);
+/// One probe after the other is answered, for a while. Frames are dropped for a moment while descriptors are withdrawn.
+fn expect_answers(lied: &mut Lied, greeting: &fabric::Parameters, number: &mut u64) {
+    let start = Instant::now();
     while start.elapsed() < Duration::from_millis(400) {
         let mut again_at = Instant::now();
         lied.until("an answer", |_, liar| {
@@ -139,12 +139,10 @@ fn answers(lied: &mut Lied, greeting: &fabric::Parameters, number: &mut u64) -> 
             let frames = liar.receive();
             frames.iter().any(|frame| parts(frame).0 == ACKNOWLEDGE)
         });
-        answers += 1;
     }
-    answers
 }
 
-/// A peer has had a long run aimed at, and has ended. Others are answered all the time until it counts as lost.
+/// A peer has had a long run aimed at, and has ended. Others are answered, and descriptors are withdrawn at most once in 20 ms.
 #[test]
 fn a_peer_that_dies_after_its_aim_holds_no_other_peer_up() {
     SHAPES.into_iter().for_each(die_after_aim);
@@ -158,7 +156,7 @@ fn die_after_aim(shape: Shape) {
     let (_, greeting) = lied.join();
     let (_, second) = lied.join();
     let mut number = 0;
-    let before = answers(&mut lied, &second, &mut number);
+    expect_answers(&mut lied, &second, &mut number);
     let body = aim(&memory, 256);
     let packet = Packet {
         kind: AIM,
@@ -168,12 +166,11 @@ fn die_after_aim(shape: Shape) {
     };
     let start = Instant::now();
     lied.liar.tell(&greeting, packet);
-    let after = answers(&mut lied, &second, &mut number);
+    expect_answers(&mut lied, &second, &mut number);
     // A withdrawal keeps all frames away for a moment: one each time that a run of 20 ms without frames has ended.
     let stops = lied.setup.devices.borrow()[0].counters().stops;
     let most = start.elapsed().as_millis() as u64 / 20 + 1;
-    assert!((5..=most).contains(&stops), "{stops} stops, at most {most}");
-    assert!(after > 0, "{before} answers before, {after} after");
+    assert!((1..=most).contains(&stops), "{stops} stops, at most {most}");
     lied.check(&model, 0..0);
 }
 

@@ -198,7 +198,7 @@ fn send(
         for PlacedFrame(parts) in &batch {
             parts.iter().for_each(|part| local.frames.release(part.0));
         }
-        // Frames behind one that was not taken are asked for again.
+        // Those that were not taken are sent by a later call.
         next += if given == batch.len() {
             sent
         } else {

@@ -466,10 +466,7 @@ fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
         && run.empty == 0
         && from <= run.frames
     {
-        run.asked = match run.asked {
-            (times, frame) if frame == from => (times + 1, from),
-            _ => (1, from),
-        };
+        run.is_asked_for(from, Instant::now());
         run.first = Some(first);
         run.empty = empty_before(local, packet);
         run.next = from;

@@ -33,6 +33,8 @@ const DOUBLED_MAX: u32 = 2;
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
 const STUCK_AFTER: u32 = 100;
+/// How often the same frame is asked for within [`RESEND_AFTER`] because later ones came: their numbers may be forged.
+const ASKED_MAX: u32 = 4;
 /// Packets after which an acknowledgement does not wait for something that could take it along: half of the least window.
 const UNACKNOWLEDGED_MAX: u32 = 4;
 /// How long it waits otherwise, while the thread polls.
@@ -155,8 +157,8 @@ pub struct Run {
     pub next: u32,
     /// The packet that ends it.
     pub sealed: Option<u64>,
-    /// How often the same frame was asked for, and which.
-    pub asked: (u32, u32),
+    /// How often the same frame was asked for, which, and when that was counted last.
+    pub asked: Option<(u32, u32, Instant)>,
 }
 
 /// Blocks that are placed here.
@@ -176,6 +178,8 @@ pub struct Landing {
     waits: (u32, Instant),
     /// The frame that was asked for because later ones came.
     missed: Option<Missing>,
+    /// How often that was done since then.
+    misses: (u32, Instant),
     /// When it was aimed at, and how often before.
     aimed_at: Instant,
     aimed_before: u32,
@@ -197,6 +201,7 @@ impl Landing {
             asked: None,
             waits: (0, Instant::now()),
             missed: None,
+            misses: (0, Instant::now()),
             aimed_at: Instant::now(),
             aimed_before: 0,
         }
@@ -214,13 +219,23 @@ impl Landing {
         self.asked = Some((self.waits.0, now));
     }
 
-    /// The frame of the run that later ones have overtaken, if it is to be asked for: once for each time that it was lost.
+    /// The frame of the run that later ones have overtaken, if it is to be asked for: once for each time that it was lost, and not
+    /// too often.
     pub fn misses(&mut self, missing: Missing, frames: u32, now: Instant) -> Option<u32> {
         let frame = missing.frame.wrapping_sub(self.first);
         if frame >= frames || self.missed == Some(missing) {
             return None;
         }
+        let (times, since) = self.misses;
+        let is_same = self.missed.is_some_and(|it| it.frame == missing.frame);
         self.missed = Some(missing);
+        self.misses = match is_same && now.saturating_duration_since(since) < RESEND_AFTER {
+            true => (times + 1, since),
+            false => (1, now),
+        };
+        if self.misses.0 > ASKED_MAX {
+            return None;
+        }
         self.asked = Some((frame, now));
         Some(frame)
     }
@@ -287,7 +302,22 @@ pub enum Owed {
 impl Run {
     /// Whether a frame was asked for so often that the link cannot bring it.
     pub fn is_stuck(&self) -> bool {
-        self.asked.0 >= STUCK_AFTER
+        self.asked.is_some_and(|(times, ..)| times >= STUCK_AFTER)
+    }
+
+    /// The other side misses a frame. It may ask at once each time that later ones came; that is counted as often as it asks without them.
+    pub fn is_asked_for(&mut self, frame: u32, now: Instant) {
+        self.asked = match self.asked {
+            Some((times, same, at)) if same == frame => {
+                let is_again = now.saturating_duration_since(at) >= RESEND_AFTER / 2;
+                Some(if is_again {
+                    (times + 1, frame, now)
+                } else {
+                    (times, frame, at)
+                })
+            }
+            _ => Some((1, frame, now)),
+        };
     }
 
     /// Whether frames are to be sent.
@@ -659,6 +689,34 @@ mod tests {
         landing.expects(20, now);
         assert_eq!(landing.due(), Some(now + MISSED_AFTER));
         assert!(landing.has_waited(now + RESEND_AFTER, RESEND_AFTER));
+    }
+
+    #[test]
+    fn frames_that_are_asked_for_at_once_do_not_make_a_run_stuck() {
+        let mut run = Run {
+            request: 0,
+            at: 0,
+            blocks: 1,
+            frames: 3,
+            first: Some(0),
+            empty: 0,
+            next: 0,
+            sealed: None,
+            asked: None,
+        };
+        let mut now = Instant::now();
+        for _ in 0..4 * STUCK_AFTER {
+            run.is_asked_for(1, now);
+            now += RESEND_AFTER / 10;
+        }
+        assert!(!run.is_stuck());
+        for _ in 0..STUCK_AFTER {
+            run.is_asked_for(1, now);
+            now += RESEND_AFTER;
+        }
+        assert!(run.is_stuck());
+        run.is_asked_for(2, now);
+        assert!(!run.is_stuck(), "the frame has come");
     }
 
     #[test]

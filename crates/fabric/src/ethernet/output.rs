@@ -301,7 +301,7 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
             empty: 0,
             next: 0,
             sealed: None,
-            asked: (0, 0),
+            asked: None,
         });
         return;
     }

@@ -36,7 +36,7 @@ fn key(bytes: &[u8; 32]) -> LessSafeKey {
     LessSafeKey::new(key.expect("its length is right"))
 }
 
-/// No number is used for two packets with different contents: one that is sent again is the same.
+/// No number leaves twice with different contents: a packet that the ring did not take was never sent.
 fn nonce(header: &Header) -> Nonce {
     let mut nonce = [0; 12];
     nonce[NONCE_ZEROS..].copy_from_slice(header.sequence.as_bytes());
@@ -54,25 +54,20 @@ impl Protection {
                 let tag = key.seal_in_place_separate_tag(nonce(header), Aad::from(head), body);
                 check.copy_from_slice(tag.expect("it is short enough").as_ref());
             }
-            Protection::Key(_) | Protection::Checksum => check = self.check(header, body),
+            Protection::Key(key) => check = hash_of(key, head, body),
+            Protection::Checksum => check = checksum_of(head, body),
         }
         check
     }
 
-    /// The keyed hash or the checksum of a header and a body.
-    fn check(&self, header: &Header, body: &[u8]) -> [u8; CHECK_BYTES] {
+    /// Whether this is the keyed hash or the checksum of a header and a body. A cipher has neither.
+    fn is_checked(&self, header: &Header, body: &[u8]) -> bool {
         let head = &header.as_bytes()[..COVERED];
-        let mut check = [0; CHECK_BYTES];
         match self {
-            Protection::Key(key) => {
-                let mut hasher = blake3::Hasher::new_keyed(key);
-                hasher.update(head);
-                hasher.update(body);
-                check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
-            }
-            _ => check[..4].copy_from_slice(&crc32c_of(&[head, body]).to_le_bytes()),
+            Protection::Cipher(_) => false,
+            Protection::Key(key) => is_same(&hash_of(key, head, body), &header.check),
+            Protection::Checksum => is_same(&checksum_of(head, body), &header.check),
         }
-        check
     }
 
     /// Whether a frame's check is right, in a time that does not depend on where it is wrong. Decrypts its body.
@@ -93,14 +88,13 @@ impl Protection {
                 let opened = key.open_in_place_separate_tag(nonce(header), covered, tag, body, 0..);
                 opened.is_ok()
             }
-            _ => is_same(&self.check(header, body), &header.check),
+            Protection::Key(_) | Protection::Checksum => self.is_checked(header, body),
         }
     }
 
-    /// The same of a packet that is not encrypted.
+    /// The same of a packet that is not encrypted: with a cipher it is never right.
     pub fn is_right(&self, packet: &Packet<'_>) -> bool {
-        let expected = self.check(packet.header, packet.body);
-        is_same(&expected, &packet.header.check)
+        self.is_checked(packet.header, packet.body)
     }
 
     /// Begins the seal of blocks.
@@ -111,9 +105,27 @@ impl Protection {
                 tag: [0; CHECK_BYTES],
                 step: 0,
             }),
-            Protection::Key(_) | Protection::Checksum => Sealing::over(Digest::Checksum(!0)),
+            Protection::Checksum => Sealing::over(Digest::Checksum(!0)),
+            Protection::Key(_) => unreachable!("frames of a group are not placed"),
         }
     }
+}
+
+/// The first bytes of a keyed hash.
+fn hash_of(key: &[u8; 32], head: &[u8], body: &[u8]) -> [u8; CHECK_BYTES] {
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(head);
+    hasher.update(body);
+    let mut check = [0; CHECK_BYTES];
+    check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
+    check
+}
+
+/// A checksum, and zeros.
+fn checksum_of(head: &[u8], body: &[u8]) -> [u8; CHECK_BYTES] {
+    let mut check = [0; CHECK_BYTES];
+    check[..4].copy_from_slice(&crc32c_of(&[head, body]).to_le_bytes());
+    check
 }
 
 /// Whether both are the same, in a time that does not depend on where they differ.
@@ -242,6 +254,16 @@ mod tests {
                 assert!(!protection.open(&mut right[..length].to_vec()));
             }
         }
+    }
+
+    #[test]
+    fn a_packet_without_encryption_is_never_right_for_a_cipher() {
+        let [cipher, _] = keys(&[1; 32], &[2; 32]);
+        let plain = frame(&Protection::Checksum, b"some data");
+        let packet = parse(&plain).unwrap();
+        assert!(Protection::Checksum.is_right(&packet));
+        assert!(!cipher.is_right(&packet));
+        assert!(!cipher.open(&mut plain.clone()));
     }
 
     #[test]

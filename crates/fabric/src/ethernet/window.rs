@@ -8,20 +8,23 @@ pub const WINDOW: u64 = 256;
 /// The fewest after losses.
 const WINDOW_MIN: f32 = 8.0;
 const WINDOW_FIRST: f32 = 64.0;
-/// So many packets behind one that has not come make it lost: half of the window, if that is less.
+/// So many packets behind one that has not come make it lost; half of the window, if that is less.
 const REORDERED: u64 = 8;
 /// Bounds of the time after which a packet is repeated.
 const REPEAT_MIN: Duration = Duration::from_millis(3);
 const REPEAT_MAX: Duration = Duration::from_millis(200);
-/// Least time after which a packet is lost if one that was sent later has come, and after which the last one is sent again if no
-/// acknowledgement comes: it brings one that tells which are missing.
+/// Least time after which a packet counts as lost if one that was sent later has come. If no acknowledgement comes for so long, the last
+/// packet is sent again: the acknowledgement of it reports which are missing.
 const OVERTAKEN_MIN: Duration = Duration::from_micros(250);
 
 /// A packet that is not acknowledged.
 struct Sent {
     frame: u32,
     length: u32,
+    /// When it was sent last.
     at: Instant,
+    /// Of the oldest packet: since when an acknowledgement is awaited. It does not change when it is sent again before it is late.
+    waits_since: Instant,
     tries: u32,
     /// The receiver has it, but not all before it.
     has_come: bool,
@@ -44,6 +47,8 @@ pub struct Outgoing {
     holes_at: Option<Instant>,
     /// The last packet was sent again since an acknowledgement has come.
     is_probed: bool,
+    /// How often that was done since the round trip was measured: a packet that was sent twice does not measure it.
+    probes: u32,
 }
 
 impl Outgoing {
@@ -58,6 +63,7 @@ impl Outgoing {
             backoff: 0,
             holes_at: None,
             is_probed: false,
+            probes: 0,
         }
     }
 
@@ -98,6 +104,7 @@ impl Outgoing {
             frame,
             length,
             at: now,
+            waits_since: now,
             tries: 1,
             has_come: false,
         });
@@ -116,6 +123,7 @@ impl Outgoing {
             return None;
         }
         let mut measured = None;
+        let has_advanced = self.first < expected;
         while self.first < expected {
             let sent = self.sent.pop_front()?;
             release(sent.frame);
@@ -131,6 +139,9 @@ impl Outgoing {
         }
         if let Some(measured) = measured {
             self.measure(measured);
+        }
+        if has_advanced && let Some(front) = self.sent.front_mut() {
+            front.waits_since = front.at;
         }
         let mut bits = selective;
         while bits != 0 {
@@ -150,6 +161,7 @@ impl Outgoing {
     }
 
     fn measure(&mut self, sample: Duration) {
+        self.probes = 0;
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),
             Some((mean, deviation)) => {
@@ -178,7 +190,7 @@ impl Outgoing {
             .sent
             .back()
             .filter(|sent| !self.is_probed && !sent.has_come);
-        last.map(|sent| sent.at + self.overtaken_after())
+        last.map(|sent| sent.at + doubled(self.overtaken_after(), self.probes))
     }
 
     /// When [`Outgoing::lost`] may find something, for a thread that polls.
@@ -189,7 +201,8 @@ impl Outgoing {
 
     /// When the oldest packet is to be repeated.
     pub fn deadline(&self) -> Option<Instant> {
-        self.sent.front().map(|sent| sent.at + self.repeat_after())
+        let front = self.sent.front();
+        front.map(|sent| sent.waits_since + self.repeat_after())
     }
 
     /// Frames and lengths of packets that are to be retransmitted now. `is_back` returns whether the kernel has sent
@@ -202,54 +215,75 @@ impl Outgoing {
     ) {
         let is_due = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         let is_late = is_due(self.deadline());
-        if !is_late && is_due(self.probe_at()) {
+        if !is_late
+            && is_due(self.probe_at())
+            && let Some(last) = self.sent.back_mut().filter(|it| is_back(it.frame))
+        {
             self.is_probed = true;
-            if let Some(last) = self.sent.back_mut().filter(|it| is_back(it.frame)) {
-                last.at = now;
-                last.tries += 1;
-                repeat(last.frame, last.length);
-            }
+            self.probes += 1;
+            last.at = now;
+            last.tries += 1;
+            repeat(last.frame, last.length);
         }
         if !is_late && !is_due(self.holes_at) {
             return;
         }
-        let overtaken_after = self.overtaken_after();
-        let has_holes = self.sent.iter().any(|sent| sent.has_come);
-        self.holes_at = has_holes.then(|| now + overtaken_after);
-        let last = self.sent.iter().rposition(|sent| sent.has_come);
-        let reordered = REORDERED.min(self.most() as u64 / 2).max(1);
-        let mut lost = Vec::new();
-        for (index, sent) in self.sent.iter_mut().enumerate() {
-            let is_oldest = index == 0 && is_late;
-            let waited = now.saturating_duration_since(sent.at);
-            let is_behind = |by| last.is_some_and(|last| last as u64 >= index as u64 + by);
-            let is_overtaken = (is_behind(reordered) && sent.tries == 1)
-                || (is_behind(1) && waited >= overtaken_after);
-            if sent.has_come || !(is_oldest || is_overtaken) || !is_back(sent.frame) {
-                if last.is_none_or(|last| index >= last) {
-                    break;
-                }
-                continue;
-            }
-            sent.at = now;
-            sent.tries += 1;
-            repeat(sent.frame, sent.length);
-            lost.push(self.first + index as u64);
-        }
+        let lost = self.repeat_lost(now, is_late, is_back, repeat);
         if is_late {
             self.backoff += 1;
             // The kernel may still have the frame: not at once again.
             if let Some(front) = self.sent.front_mut() {
-                front.at = now;
+                front.waits_since = now;
             }
         }
-        if lost
-            .first()
-            .is_some_and(|first| *first >= self.recovered_at)
-        {
+        if lost.is_some_and(|first| first >= self.recovered_at) {
             self.recovered_at = self.next();
             self.window = (self.window / 2.0).max(WINDOW_MIN);
         }
+    }
+
+    /// Repeats the oldest packet, if it is late, and those that were overtaken. Returns the first of them.
+    fn repeat_lost(
+        &mut self,
+        now: Instant,
+        is_late: bool,
+        is_back: impl Fn(u32) -> bool,
+        mut repeat: impl FnMut(u32, u32),
+    ) -> Option<u64> {
+        self.holes_at = None;
+        let overtaken_after = self.overtaken_after();
+        let last = self.sent.iter().rposition(|sent| sent.has_come);
+        let reordered = REORDERED.min(self.most() as u64 / 2).max(1);
+        let (mut lost, mut holes_at) = (None, None);
+        // Without holes, only the oldest.
+        let count = last.unwrap_or(1).min(self.sent.len());
+        for (index, sent) in self.sent.iter_mut().enumerate().take(count) {
+            if sent.has_come {
+                continue;
+            }
+            let is_oldest = index == 0 && is_late;
+            let is_behind = |by| last.is_some_and(|last| last as u64 >= index as u64 + by);
+            // Each time twice as long: the receiver may have ended, or have no buffer for it.
+            let patience = doubled(overtaken_after, sent.tries - 1);
+            let is_overtaken = (is_behind(reordered) && sent.tries == 1)
+                || (is_behind(1) && now.saturating_duration_since(sent.at) >= patience);
+            let mut look_at = sent.at + patience;
+            if is_oldest || is_overtaken {
+                look_at = now + overtaken_after;
+                if is_back(sent.frame) {
+                    sent.at = now;
+                    sent.tries += 1;
+                    look_at = now + doubled(overtaken_after, sent.tries - 1);
+                    repeat(sent.frame, sent.length);
+                    lost = lost.or(Some(self.first + index as u64));
+                }
+            }
+            if is_behind(1) {
+                holes_at = Some(holes_at.map_or(look_at, |at: Instant| at.min(look_at)));
+            }
+        }
+        self.holes_at = holes_at;
+        lost
     }
 
     /// All frames, which are not needed any more.
@@ -257,6 +291,11 @@ impl Outgoing {
         self.first = self.next();
         self.sent.drain(..).map(|sent| sent.frame)
     }
+}
+
+/// So many times twice the time, up to a limit.
+fn doubled(time: Duration, times: u32) -> Duration {
+    (time * (1 << times.min(10))).min(REPEAT_MAX)
 }
 
 /// The receiver's side of a window of packets.
@@ -389,6 +428,76 @@ mod tests {
         assert!(now > before && now < before + REPEAT_MIN / 2);
         outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
         assert_eq!(repeated, [9, 7, 8, 7, 8]);
+    }
+
+    /// How often packets are sent within 5 s that are never acknowledged, if the thread looks whenever it should.
+    fn repeated_until_the_end(outgoing: &mut Outgoing, start: Instant) -> u32 {
+        let (mut now, mut repeated) = (start, 0);
+        while now < start + Duration::from_secs(5) {
+            let before = repeated;
+            outgoing.lost(now, |_| true, |_, _| repeated += 1);
+            let next = outgoing.check_at().expect("packets wait");
+            assert!(next > now || repeated > before, "it looks in vain");
+            now = next.max(now);
+        }
+        repeated
+    }
+
+    #[test]
+    fn packets_that_were_overtaken_are_sent_more_and_more_rarely() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        while outgoing.has_room() {
+            outgoing.add(0, 100, start);
+        }
+        let mut now = start + Duration::from_micros(20);
+        // The round trip is known; every second packet is missing; and the peer's process ends.
+        outgoing.acknowledge(2, 0, now, |_| ());
+        outgoing.acknowledge(2, 0x5555_5555_5555_5555 << 1, now, |_| ());
+        let holes = outgoing.sent.iter().filter(|sent| !sent.has_come).count() as u32;
+        assert!(holes >= 30, "{holes}");
+        now += Duration::from_micros(1);
+        let repeated = repeated_until_the_end(&mut outgoing, now);
+        // Ten times in 200 ms, and after that each 200 ms.
+        assert!((holes..holes * 40).contains(&repeated), "{repeated}");
+        assert!(outgoing.backoff >= 6, "the oldest was never late");
+    }
+
+    #[test]
+    fn a_path_that_becomes_longer_is_measured() {
+        let mut now = Instant::now();
+        let mut outgoing = Outgoing::new();
+        let mut probes = Vec::new();
+        for round in 0..100 {
+            let trip = Duration::from_micros(if round < 50 { 30 } else { 500 });
+            outgoing.add(0, 100, now);
+            let (come, mut sent) = (now + trip, 0);
+            while outgoing.check_at().is_some_and(|at| at < come) {
+                now = outgoing.check_at().unwrap();
+                outgoing.lost(now, |_| true, |_, _| sent += 1);
+            }
+            now = come;
+            outgoing.acknowledge(outgoing.next(), 0, now, |_| ());
+            probes.push(sent);
+        }
+        assert_eq!(probes[50], 1, "the test does not lengthen the path");
+        assert!(probes[..50].iter().all(|it| *it == 0), "{probes:?}");
+        assert!(probes[60..].iter().all(|it| *it == 0), "{probes:?}");
+    }
+
+    #[test]
+    fn a_probe_that_the_kernel_does_not_take_is_sent_later() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        outgoing.add(0, 100, start);
+        outgoing.add(1, 100, start);
+        outgoing.acknowledge(1, 0, start, |_| ());
+        let now = outgoing.check_at().unwrap();
+        let mut repeated = 0;
+        outgoing.lost(now, |_| false, |_, _| repeated += 1);
+        assert_eq!(repeated, 0);
+        outgoing.lost(now, |_| true, |_, _| repeated += 1);
+        assert_eq!(repeated, 1);
     }
 
     #[test]
