@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ethernet::EthernetCounters;
-use fabric::{Access, RemoteRegion, Source, Work, WorkRequest};
+use fabric::ethernet::{EthernetCounters, EthernetOptions};
+use fabric::{Access, Failure, RemoteRegion, Source, Work, WorkRequest};
 
 use super::link::{INTERFACE, Link, OnLink, options};
 use super::raw::RawHost;
@@ -15,6 +15,11 @@ const LENGTH: usize = 4000;
 
 /// Two hosts at a switch, and a third one that receives what the switch forwards to the second one.
 fn spied_on() -> (OnLink, RawHost) {
+    spied_on_with(options())
+}
+
+/// The same with these options.
+fn spied_on_with(options: EthernetOptions) -> (OnLink, RawHost) {
     let link = Link::bridge(3);
     // It remembers no host, so it forwards every frame to all.
     link.on_switch("link set switch type bridge ageing_time 0");
@@ -22,7 +27,7 @@ fn spied_on() -> (OnLink, RawHost) {
     link.ip(2, &format!("link set {INTERFACE} address {shown}"));
     link.enter(2);
     let spy = RawHost::open(None);
-    (OnLink::over(link, options()), spy)
+    (OnLink::over(link, options), spy)
 }
 
 fn far(setup: &OnLink) -> EthernetCounters {
@@ -92,6 +97,34 @@ fn recorded_packets_change_nothing_when_they_are_sent_again() {
     write(&mut pair, 3, remote, 2);
     pair.await_messages(3);
     check(&pair, 3);
+}
+
+/// The first host sends nothing any more, and the third one sends what it has recorded all the time.
+#[test]
+fn recorded_packets_keep_no_link_alive() {
+    const LOST_AFTER: Duration = Duration::from_secs(2);
+    let (setup, mut spy) = spied_on_with(EthernetOptions {
+        lost_after: LOST_AFTER,
+        ..options()
+    });
+    let mut pair = Pair::new(&setup);
+    let memory = pair.far.memory(4096, Access::ALL);
+    let remote = pair.import(&memory);
+    write(&mut pair, 1, remote, 1);
+    pair.await_messages(1);
+    let recorded = spy.receive();
+    let before = far(&setup).duplicates;
+    let (start, mut again_at) = (Instant::now(), Instant::now());
+    while pair.far.lost.is_empty() {
+        assert!(start.elapsed() < 4 * LOST_AFTER, "it is kept alive");
+        if Instant::now() >= again_at {
+            again_at = Instant::now() + LOST_AFTER / 20;
+            recorded.iter().for_each(|frame| spy.send(frame));
+        }
+        pair.far.poll();
+    }
+    assert_eq!(pair.far.lost, [(pair.to_near, Failure::PeerLost)]);
+    assert!(far(&setup).duplicates >= before + 10);
 }
 
 /// A frame with one bit changed of each byte of its header, and cut ones.
