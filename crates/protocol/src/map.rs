@@ -83,7 +83,7 @@ impl UnitMap {
         self.full_in_sync_each().collect()
     }
 
-    /// The same, one after the other.
+    /// These members, without a list of them in memory.
     pub fn full_in_sync_each(&self) -> impl Iterator<Item = NodeId> {
         let in_sync = self.in_sync.iter().copied();
         in_sync.filter(|node| !self.is_metadata_only(*node))

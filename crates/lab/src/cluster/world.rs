@@ -448,37 +448,34 @@ impl World {
             return Ok(());
         };
         match event {
-            WorldEvent::Deliver { to, bytes } => self.deliver(now, to, &bytes.into()),
+            WorldEvent::Deliver { to, bytes } => return self.deliver(now, to, &bytes.into()),
             WorldEvent::Send {
                 from,
                 incarnation,
                 transmit,
-            } => {
-                self.send_held(now, (from, incarnation), transmit);
-                Ok(())
-            }
+            } => self.send_held(now, (from, incarnation), transmit),
             WorldEvent::Timer {
                 node,
                 incarnation,
                 at,
-            } => self.timer(now, node, incarnation, at),
-            WorldEvent::Notice(notice) => self.notice(now, notice),
+            } => return self.timer(now, node, incarnation, at),
+            WorldEvent::Notice(notice) => return self.notice(now, notice),
             WorldEvent::Proposal {
                 from,
                 incarnation,
                 map,
-            } => self.proposal(now, from, incarnation, map),
+            } => return self.proposal(now, from, incarnation, map),
             WorldEvent::Answer {
                 to,
                 incarnation,
                 map,
-            } => self.answer(now, to, incarnation, map),
-            WorldEvent::Fault { index, subject } => self.fault(now, index, subject),
+            } => return self.answer(now, to, incarnation, map),
+            WorldEvent::Fault { index, subject } => return self.fault(now, index, subject),
             WorldEvent::Work {
                 client,
                 incarnation,
             } => self.work(now, client, incarnation),
-            WorldEvent::Flight(flight) => self.land(now, flight),
+            WorldEvent::Flight(flight) => return self.land(now, flight),
             WorldEvent::LocalRead(executed) => self.answer_locally(now, *executed),
             WorldEvent::AtOnce(copied) => self.continue_at_once(now, *copied),
             WorldEvent::EndClient {
@@ -488,22 +485,13 @@ impl World {
                 if self.workers[client].incarnation == incarnation {
                     self.crash_client(now, FIRST_CLIENT + client as u32);
                 }
-                Ok(())
             }
-            WorldEvent::StartMember(member) => self.start_member(now, member),
-            WorldEvent::StartClient(client) => {
-                self.start_client(now, client);
-                Ok(())
-            }
-            WorldEvent::Operator => {
-                self.operate(now);
-                Ok(())
-            }
-            WorldEvent::Grow => {
-                self.grow(now);
-                Ok(())
-            }
+            WorldEvent::StartMember(member) => return self.start_member(now, member),
+            WorldEvent::StartClient(client) => self.start_client(now, client),
+            WorldEvent::Operator => self.operate(now),
+            WorldEvent::Grow => self.grow(now),
         }
+        Ok(())
     }
 
     fn start_member(&mut self, now: Time, member: usize) -> Result<(), String> {
@@ -745,13 +733,13 @@ impl World {
         })
     }
 
-    fn work(&mut self, now: Time, client: usize, incarnation: u64) -> Result<(), String> {
+    fn work(&mut self, now: Time, client: usize, incarnation: u64) {
         if self.workers[client].incarnation != incarnation || !self.workers[client].is_up() {
-            return Ok(());
+            return;
         }
         let is_over = now >= self.setup.duration;
         if is_over && !self.workers[client].uses_locks() {
-            return Ok(());
+            return;
         }
         let at = now + pause(&mut self.random);
         let next = WorldEvent::Work {
@@ -763,7 +751,7 @@ impl World {
             if let Some(operation) = self.workers[client].release_lock() {
                 self.submit(now, client, operation, protocol::wire::Acknowledge::Primary);
             }
-            return Ok(());
+            return;
         }
         self.read_locally(now, client);
         self.read_at_once(now, client);
@@ -777,7 +765,6 @@ impl World {
         if let Some((operation, acknowledge)) = chosen {
             self.submit(now, client, operation, acknowledge);
         }
-        Ok(())
     }
 
     fn submit(

@@ -83,7 +83,7 @@ impl World {
     }
 
     /// The client's thread continues.
-    pub(super) fn continue_at_once(&mut self, now: Time, copied: Copied) -> Result<(), String> {
+    pub(super) fn continue_at_once(&mut self, now: Time, copied: Copied) {
         let Copied {
             client,
             reading,
@@ -94,7 +94,7 @@ impl World {
                 let worker = &mut self.workers[client];
                 let counts = worker.end_at_once(now, reading, Some(version), &mut self.history);
                 self.at_once.counted += usize::from(counts);
-                return Ok(());
+                return;
             }
             Step::Version => reading.plan.version_word.map(|word| {
                 let bytes = self.copy(word.member, word.key, word.offset, 8)?;
@@ -104,7 +104,7 @@ impl World {
         if version == Some(None) {
             let worker = &mut self.workers[client];
             worker.end_at_once(now, reading, None, &mut self.history);
-            return Ok(());
+            return;
         }
         let at = self.at_once.later(now);
         let step = Step::Check(version.flatten());
@@ -114,7 +114,6 @@ impl World {
             step,
         };
         self.queue.add(at, WorldEvent::AtOnce(Box::new(copied)));
-        Ok(())
     }
 
     /// Copies from a member's memory, if the key is good there.

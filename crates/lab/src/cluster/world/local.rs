@@ -77,7 +77,7 @@ impl World {
     }
 
     /// The client's thread continues: it uses the data, or asks by message.
-    pub(super) fn answer_locally(&mut self, now: Time, executed: Executed) -> Result<(), String> {
+    pub(super) fn answer_locally(&mut self, now: Time, executed: Executed) {
         let machine = &self.machines[executed.member];
         let session = executed.reading.session;
         let may_answer = machine.incarnation == executed.incarnation
@@ -86,6 +86,5 @@ impl World {
         let data = may_answer.then_some(executed.data);
         let worker = &mut self.workers[executed.client];
         worker.end_reading(now, executed.reading, data, &mut self.history);
-        Ok(())
     }
 }
