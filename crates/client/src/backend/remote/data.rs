@@ -10,15 +10,24 @@ use operations::{
 };
 
 use super::super::Result;
+use super::cache::Work;
 use super::{Remote, RemoteInode, invalid, refusal};
-use crate::Cause;
 use crate::requests::LandingMemory;
+use crate::{Cause, Started};
 
 /// Every pool takes so many bytes as one change: its ring is no shorter.
 const WRITE_MAX_LEAST: usize = 64 << 10;
 
 /// Operations of one long read in flight.
 const PARTS_IN_FLIGHT: usize = 3;
+
+/// Part of a long read.
+enum Part {
+    /// So many bytes are in its memory.
+    Read(usize),
+    /// It is in flight.
+    Started(Work, Started),
+}
 
 impl Remote {
     pub(in super::super) fn read(
@@ -66,54 +75,62 @@ impl Remote {
         into: &mut [u8],
         note_read: bool,
     ) -> Result<usize> {
-        let (mut started, mut asked, mut done) = (VecDeque::new(), 0, 0);
+        let (mut parts, mut asked, mut done) = (VecDeque::new(), 0, 0);
         while done < into.len() {
-            let part = (into.len() - asked).min(DATA_MAX);
+            let length = (into.len() - asked).min(DATA_MAX);
             let operation = Operation::Read {
                 file: inode.file,
                 offset: offset.saturating_add(asked as u64),
-                length: part as u32,
+                length: length as u32,
                 note_read: note_read && asked == 0,
             };
-            let is_valid = part > 0 && operation.validate().is_ok();
-            // Nothing is waited for, so nothing has to be in flight.
-            let (part, read) = if started.is_empty()
-                && let Some(read) = self.read_locally(&operation, &mut into[asked..][..part])
-            {
-                asked += part;
-                (part, read)
-            } else if is_valid && started.len() < PARTS_IN_FLIGHT {
-                let start = self.0.requests.start(operation, self.0.acknowledge);
-                started.push_back((part, start));
-                asked += part;
+            let is_valid = length > 0 && operation.validate().is_ok();
+            if is_valid && parts.len() < PARTS_IN_FLIGHT {
+                let part = self.begin_part(operation, &mut into[asked..][..length]);
+                // Behind the end of the file there is nothing to ask for.
+                asked = match part {
+                    Part::Read(read) if read < length => into.len(),
+                    _ => asked + length,
+                };
+                parts.push_back((length, part));
                 continue;
-            } else if let Some((part, next)) = started.pop_front() {
-                let outcome = next.finish()?.into_result()?;
-                (part, copy_data(&outcome, &mut into[done..][..part])?)
-            } else {
-                return Err(refusal(&operation).into());
-            };
+            }
+            let (length, part) = parts.pop_front().ok_or_else(|| refusal(&operation))?;
+            let read = self.end_part(part, &mut into[done..][..length])?;
             done += read;
-            if read < part {
+            if read < length {
                 break;
             }
         }
         Ok(done)
     }
 
-    /// Reads without a request, if possible.
-    fn read_locally(&self, read: &Operation, into: &mut [u8]) -> Option<usize> {
-        match read {
-            Operation::Read {
-                file,
-                offset,
-                note_read,
-                ..
-            } => self
-                .0
-                .requests
-                .read_locally(*file, *offset, into, *note_read),
-            _ => None,
+    /// Reads a part without a request, if possible, and requests it otherwise.
+    fn begin_part(&self, operation: Operation, into: &mut [u8]) -> Part {
+        if let Operation::Read {
+            file,
+            offset,
+            note_read,
+            ..
+        } = operation
+            && let Some(read) = self.0.requests.read_locally(file, offset, into, note_read)
+        {
+            return Part::Read(read);
+        }
+        // A read that is noted changes attributes. It is the first part, so it is not dropped before its end.
+        let work = self.0.cache.begin(&operation);
+        let started = self.0.requests.start(operation, self.0.acknowledge);
+        Part::Started(work, started)
+    }
+
+    fn end_part(&self, part: Part, into: &mut [u8]) -> Result<usize> {
+        match part {
+            Part::Read(read) => Ok(read),
+            Part::Started(work, started) => {
+                let outcome = started.finish();
+                self.0.cache.end(work, None, None);
+                copy_data(&outcome?.into_result()?, into)
+            }
         }
     }
 

@@ -3,20 +3,24 @@
 use std::result::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use fabric::{Access, Provider, ReadMemory, Table};
 use operations::{Attributes, FileId, FileKind};
 use pmem::Region;
 use protocol::client::Recalled;
+use protocol::leases::Covers;
 
 use super::super::attributes_of;
 use super::*;
 use crate::backend::{Backend, Inode};
-use crate::leases::{RecallListener, Renewable};
+use crate::leases::{self, Kept, RecallListener, Renewable};
 use crate::{File, HoldsSource, Map, OpenFlags, RequestError, Requests};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
+/// No test takes so long.
+const LONG: Duration = Duration::from_secs(120);
 /// Stands for no damaged page.
 const NONE: u64 = u64::MAX;
 
@@ -27,6 +31,8 @@ struct Cluster {
     /// Outcomes come without data, and nothing has landed.
     is_without_data: AtomicBool,
     is_unreachable: AtomicBool,
+    /// How often attributes were asked for.
+    asked: AtomicU64,
     target: ReadTarget,
 }
 
@@ -45,6 +51,7 @@ impl Cluster {
             damaged: NONE.into(),
             is_without_data: AtomicBool::new(false),
             is_unreachable: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
             target: ReadTarget::new(Provider::Ethernet, registered.unwrap(), memory),
         })
     }
@@ -57,15 +64,29 @@ fn number(page: u64) -> u8 {
 impl Requests for Cluster {
     fn call(&self, operation: Operation, _: Acknowledge) -> Result<Outcome, RequestError> {
         match operation {
-            Operation::Attributes { file } => Ok(Outcome {
-                file,
-                attributes: Some(Attributes {
-                    size: PAGES * PAGE,
-                    version: 1,
-                    ..attributes_of(file.inode, file.generation, FileKind::Regular)
-                }),
-                ..Outcome::done()
-            }),
+            Operation::Attributes { file } => {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                let covers = Covers {
+                    subject: true,
+                    ..Covers::default()
+                };
+                let until = Instant::now() + LONG;
+                leases::note(Some(Kept { until, covers }));
+                Ok(Outcome {
+                    file,
+                    attributes: Some(Attributes {
+                        size: PAGES * PAGE,
+                        version: 1,
+                        ..attributes_of(file.inode, file.generation, FileKind::Regular)
+                    }),
+                    ..Outcome::done()
+                })
+            }
+            Operation::Read { length, .. } => {
+                leases::note(None);
+                let data = vec![1; length as usize];
+                Ok(Outcome::with(Details::Data(data.into())))
+            }
             Operation::Release { .. } => Ok(Outcome::done()),
             other => panic!("{other:?}"),
         }
@@ -163,4 +184,28 @@ fn nothing_is_read_behind_a_read_with_an_unknown_end() {
     assert!(map.load(0..PAGE).is_err());
     cluster.is_unreachable.store(false, Ordering::Relaxed);
     assert!(map.load(0..PAGE).is_err(), "its data may land later");
+}
+
+#[test]
+fn a_long_read_that_is_noted_ends_what_is_known_of_the_attributes() {
+    let cluster = Cluster::new();
+    let remote = Remote::new(cluster.clone(), Acknowledge::Primary);
+    remote.0.cache.turn(true);
+    let inode = RemoteInode {
+        file: FileId::default(),
+        number: 7,
+        found: None,
+    };
+    let asked = || {
+        let file = inode.file;
+        remote.call(Operation::Attributes { file }).unwrap();
+        cluster.asked.load(Ordering::Relaxed)
+    };
+    let mut into = vec![0; 5 * DATA_MAX];
+    assert_eq!([asked(), asked()], [1, 1], "they are kept");
+    assert_eq!(remote.read(&inode, 0, &mut into).unwrap(), into.len());
+    assert_eq!(asked(), 1);
+    assert_eq!(remote.read_noted(&inode, 0, &mut into).unwrap(), into.len());
+    assert!(into.iter().all(|byte| *byte == 1));
+    assert_eq!(asked(), 2);
 }
