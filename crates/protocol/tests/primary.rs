@@ -455,6 +455,41 @@ fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
     assert_eq!(counts.collect::<Vec<_>>(), [1, 0, WAIT_ENDED, 1]);
 }
 
+/// The client cannot repeat its wait meanwhile.
+#[test]
+fn a_pause_of_the_primary_ends_no_wait_for_a_lock() {
+    let options = UnitOptions::default();
+    let (mut member, mut now) = resumed(options.clone(), &[(SESSION, CLIENT)]);
+    let epoch = member.map().epoch;
+    let wait_of = |owner| Operation::WaitLock {
+        file: FILE,
+        lock: Lock {
+            space: LockSpace::Ranges,
+            kind: LockKind::Write,
+            start: 0,
+            end: 9,
+            owner,
+            handle: owner,
+            process: 1,
+        },
+        wait: owner,
+    };
+    let has_turn = |member: &mut Member, (now, number): (u64, u64), owner| {
+        let body = request(false, wait_of(owner));
+        member.handle_message(now, &message(epoch, CLIENT, number, body));
+        let mut sent = std::iter::from_fn(|| member.poll_transmit());
+        sent.find_map(|it| match decoded(&it).body {
+            Body::Reply { outcome, .. } => Some(outcome.count == 1),
+            _ => None,
+        })
+    };
+    assert_eq!(has_turn(&mut member, (now, 4), 1), Some(true));
+    now += 3 * options.session_ns;
+    member.handle_timeout(now);
+    // The lock is reserved for the first owner, which has its turn.
+    assert_eq!(has_turn(&mut member, (now, 5), 2), Some(false));
+}
+
 /// A primary that ships: records begin at 640.
 struct Shipping {
     member: Member,

@@ -205,6 +205,24 @@ fn a_primary_that_was_paused_waits_for_answers() {
     }
 }
 
+/// The messages that came meanwhile are handled one after the other, and that is a part of the pause.
+#[test]
+fn a_pause_lasts_until_the_heartbeat_is_sent() {
+    let (members, heartbeat_ns) = ([0, 1, 2], UnitOptions::default().heartbeat_ns);
+    let mut primary = Scene::of(&members);
+    assert_eq!(primary.run(3 * lease_ns(), &members), None);
+    let (sent_at, due) = (primary.answered, primary.answered + heartbeat_ns);
+    primary.now += 10 * lease_ns();
+    for _ in 0..7 {
+        primary.hear(1, sent_at);
+        primary.now += heartbeat_ns / 3;
+    }
+    let pause = primary.now - due;
+    let map = primary.run(3 * lease_ns(), &[1]).expect("a proposal");
+    assert_eq!(map.in_sync, [0, 1]);
+    assert_eq!(primary.now - sent_at, pause + lease_ns() + 1);
+}
+
 /// Pauses make up 600 ms of each second: at least 400 ms of it count as silence, and as time without progress.
 #[test]
 fn a_primary_that_is_paused_again_and_again_leaves_out_silent_and_stuck_members() {

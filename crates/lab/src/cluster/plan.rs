@@ -253,7 +253,8 @@ const REPLACED_AT: u64 = 3;
 const DATED_EVERY: u64 = 3;
 const DATED_AT: u64 = 2;
 const DATES: u64 = 0x4441_5445;
-/// In which plans processes are stopped, and what distinguishes their random numbers from the others.
+/// Processes are stopped in a plan if its seed has the remainder `PAUSED_AT` modulo `PAUSED_EVERY`. `PAUSES` is combined with the
+/// seed for the random numbers of these pauses, so that the rest of the plan stays the same.
 const PAUSED_EVERY: u64 = 5;
 const PAUSED_AT: u64 = 4;
 const PAUSES: u64 = 0x5041_5553;

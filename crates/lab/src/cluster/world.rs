@@ -18,7 +18,7 @@ use fabric_simulation::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::{Bytes, Message};
-use protocol::{Defects, Member, NO_NODE, Transmit, UnitMap, UnitOptions};
+use protocol::{Defects, Member, NO_NODE, NodeId, Transmit, UnitMap, UnitOptions};
 
 use super::history::History;
 use super::membership::{Membership, Notice};
@@ -132,8 +132,10 @@ pub struct Summary {
     pub was_whole: bool,
     /// Sessions that ended though their clients went on.
     pub ended_sessions: usize,
-    /// Members that a primary has left out, which was the primary before, too.
-    pub left_out: usize,
+    /// Members that a primary has left out after it took over, and when.
+    pub left_out: Vec<(Time, NodeId)>,
+    /// Members that became primary, and when.
+    pub takeovers: Vec<(Time, NodeId)>,
     /// Virtual time at the end.
     pub time: Time,
     /// Number of messages sent.
@@ -234,8 +236,8 @@ pub struct World {
     watch: Watch,
     history: History,
     lost: Lost,
-    takeovers: Vec<Time>,
-    left_out: usize,
+    takeovers: Vec<(Time, NodeId)>,
+    left_out: Vec<(Time, NodeId)>,
     pauses: Pauses,
     ways: Ways,
     /// Random source of local reads, and how many were answered.
@@ -299,7 +301,7 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
-            left_out: 0,
+            left_out: Vec::new(),
             pauses: Pauses::default(),
             ways: Ways::new(setup.seed ^ WAYS),
             local: local::random(setup.seed),
@@ -683,19 +685,17 @@ impl World {
         let map = UnitMap::decode(&map.encode(), &self.setup.defects)
             .map_err(|error| format!("member {from} proposes {map:?}: {error}"))?;
         let before = self.membership.valid().clone();
-        let expected = map.version - 1;
         let is_takeover = map.epoch != before.epoch;
-        let now_valid = match self.membership.propose(expected, map.clone()) {
+        let now_valid = match self.membership.propose(map.version - 1, map.clone()) {
             Ok(_) => {
                 self.note(|| format!("the map is {map:?}"));
                 self.check_map(now, &before, &map)?;
-                if !is_takeover {
-                    let is_out = |node: &&u32| !map.is_in_sync(**node);
-                    self.left_out += before.in_sync.iter().filter(is_out).count();
-                }
                 if is_takeover {
-                    self.takeovers.push(now);
+                    self.takeovers.push((now, map.primary));
                     self.sight(now, Cue::Takeover, map.primary);
+                } else {
+                    let out = before.in_sync.iter().filter(|it| !map.is_in_sync(**it));
+                    self.left_out.extend(out.map(|node| (now, *node)));
                 }
                 let came_back = map.in_sync.iter().find(|node| !before.is_in_sync(**node));
                 if let Some(node) = came_back {

@@ -100,7 +100,7 @@ pub(super) struct Primary {
     pub is_proposing: bool,
     proposed_at: u64,
     pub heartbeat_at: u64,
-    /// Pauses of this primary before do not count any more.
+    /// End of the last pause that was discounted.
     pub discounted_until: u64,
     pub next_tick: u64,
     serves_without_lease: bool,
@@ -250,7 +250,7 @@ impl Member {
 
     pub(super) fn map_changed_while_serving(&mut self, now: u64) {
         let (map, others) = (self.map.clone(), self.others());
-        self.discount_pause(now);
+        self.discount_pause(now, 0);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -281,7 +281,8 @@ impl Member {
     pub(super) fn handle_as_primary(&mut self, now: u64, envelope: &Envelope, body: Body) {
         let from = envelope.from;
         let is_member = self.map.members.contains(&from);
-        self.discount_pause(now);
+        // Not for each message that came meanwhile: it takes longer the more sessions there are.
+        self.discount_pause(now, self.options.heartbeat_ns);
         let mode = body.mode();
         match body {
             _ if !is_member => return self.handle_client(now, envelope, body),
@@ -534,7 +535,7 @@ impl Member {
 
     pub(super) fn serve_on_time(&mut self, now: u64) {
         let (heartbeat_ns, retry) = (self.options.heartbeat_ns, self.options.retry_ns);
-        self.discount_pause(now);
+        self.discount_pause(now, 0);
         let Some(primary) = self.primary() else {
             return;
         };

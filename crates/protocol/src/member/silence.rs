@@ -59,12 +59,12 @@ impl Primary {
         now > self.heartbeat_at + heartbeat_ns
     }
 
-    /// Ends the pause if this primary was paused; returns its duration.
-    fn end_pause(&mut self, now: u64, heartbeat_ns: u64) -> Option<u64> {
-        if !self.is_late(now, heartbeat_ns) {
+    /// Ends the pause if this primary was paused; returns its duration. A pause that is not longer than `least` goes on.
+    fn end_pause(&mut self, now: u64, (heartbeat_ns, least): (u64, u64)) -> Option<u64> {
+        let since = self.heartbeat_at.max(self.discounted_until);
+        if !self.is_late(now, heartbeat_ns) || now <= since.saturating_add(least) {
             return None;
         }
-        let since = self.heartbeat_at.max(self.discounted_until);
         self.discounted_until = now;
         Some(now.saturating_sub(since))
     }
@@ -77,12 +77,14 @@ impl Primary {
         }
     }
 
-    /// Sessions were not silent for this time, and had no time to answer recalls or to resume.
+    /// Sessions were not silent for this time, and had no time to answer recalls, to repeat waits for locks, to take locks in
+    /// their turns, or to resume.
     fn discount_for_sessions(&mut self, now: u64, pause: u64) {
         for session in self.sessions.by_number.values_mut() {
             session.heard_at = now.min(session.heard_at.saturating_add(pause));
         }
         self.owners.discount(pause);
+        self.waits.discount(pause);
         if let Some(replaying) = &mut self.replaying {
             replaying.discount(pause);
         }
@@ -100,8 +102,8 @@ impl Primary {
 }
 
 impl Member {
-    /// What others did not do while this primary was paused does not count.
-    pub(super) fn discount_pause(&mut self, now: u64) {
+    /// Gives others so much more time as this primary was paused, if that was longer than `least`.
+    pub(super) fn discount_pause(&mut self, now: u64, least: u64) {
         let heartbeat_ns = self.options.heartbeat_ns;
         let counts = [Defect::CountPauses, Defect::ExpirePaused];
         let [counts_members, counts_sessions] = counts.map(|it| self.defects.has(it));
@@ -109,7 +111,7 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        let Some(pause) = primary.end_pause(now, heartbeat_ns) else {
+        let Some(pause) = primary.end_pause(now, (heartbeat_ns, least)) else {
             return;
         };
         if !counts_members {

@@ -229,6 +229,15 @@ impl Waits {
         self.ends_at = ends.min().unwrap_or(u64::MAX);
     }
 
+    /// Waits and turns last so much longer.
+    pub fn discount(&mut self, pause: u64) {
+        for wait in self.by_file.values_mut().flatten() {
+            wait.until = wait.until.saturating_add(pause);
+            wait.turn_until = wait.turn_until.map(|until| until.saturating_add(pause));
+        }
+        self.ends_at = self.ends_at.saturating_add(pause);
+    }
+
     /// Whether waits or turns end, or turns may be given.
     fn is_due(&self, now: u64) -> bool {
         !self.changed.is_empty() || self.ends_at <= now
@@ -423,6 +432,26 @@ mod tests {
         waits.expire(SILENT);
         assert_eq!(waits.len(), 0);
         assert!(waits.by_file.is_empty());
+    }
+
+    #[test]
+    fn waits_and_turns_last_longer_by_a_pause() {
+        let (mut waits, locks) = (Waits::default(), LockTable::default());
+        for owner in [1, 2] {
+            let kept = waits.keep(wait(5, owner, LockKind::Write), &locks, &Defects::default());
+            assert_eq!(kept, Ok(()));
+        }
+        assert_eq!(waits.give_turns(0, TURN, &locks), [(1, 1)]);
+        let pause = 2 * SILENT;
+        waits.discount(pause);
+        waits.expire(pause + TURN - 1);
+        assert_eq!(waits.len(), 2);
+        waits.expire(pause + TURN);
+        assert_eq!(waits.len(), 1);
+        waits.expire(pause + SILENT - 1);
+        assert_eq!(waits.len(), 1);
+        waits.expire(pause + SILENT);
+        assert_eq!(waits.len(), 0);
     }
 
     #[test]

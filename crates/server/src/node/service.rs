@@ -220,7 +220,7 @@ impl Service {
 
     fn take_inputs(&mut self) -> Result<(), NodeError> {
         while let Ok(input) = self.inputs.try_recv() {
-            // Not before: the thread may be stopped at any moment.
+            // Read after the input came: the thread may be paused at any moment.
             let now = clock::now();
             match input {
                 Input::Stop => self.ended = Some(Ok(())),
@@ -318,6 +318,8 @@ impl Service {
     fn work_for_group(&mut self, now: u64) -> Result<(), NodeError> {
         while let Some(bytes) = self.groups.poll_message() {
             let bytes = Bytes::from(bytes);
+            // Read after the message came: the thread may be paused at any moment.
+            let now = clock::now();
             self.load.messages += 1;
             let own = self.core.member().map().epoch;
             if Envelope::peek(&bytes).is_ok_and(|envelope| envelope.epoch == own) {

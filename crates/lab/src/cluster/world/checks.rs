@@ -486,9 +486,10 @@ impl World {
         let mut lost = std::mem::take(&mut self.lost);
         let workers = self.workers.iter_mut();
         workers.for_each(|worker| worker.leave(&mut lost));
+        let takeovers: Vec<Time> = self.takeovers.iter().map(|(at, _)| *at).collect();
         for (ids, invoked) in lost.writes {
             for id in ids {
-                for at in self.takeovers.iter().filter(|at| **at >= invoked) {
+                for at in takeovers.iter().filter(|at| **at >= invoked) {
                     self.history.may_vanish(id, *at);
                 }
             }
@@ -498,7 +499,7 @@ impl World {
         for (client, from, to) in lost.sessions {
             self.history.expired(client, from, to);
         }
-        lost.waits.check(&self.takeovers)?;
+        lost.waits.check(&takeovers)?;
         let checked = self.history.check()?;
         let one_sided = self.workers.iter().map(Worker::one_sided);
         let (one_sided_writes, one_sided_reads) =
@@ -512,7 +513,8 @@ impl World {
             read_at_once: self.at_once.counted,
             is_replaced: self.is_replaced(),
             ended_sessions,
-            left_out: self.left_out,
+            left_out: std::mem::take(&mut self.left_out),
+            takeovers: std::mem::take(&mut self.takeovers),
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),

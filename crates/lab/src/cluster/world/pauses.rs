@@ -1,4 +1,5 @@
-//! Processes that do not run for a while: what concerns them waits, and is handled in its order when they continue.
+//! Processes that are stopped for a while. Their messages, timers and other events wait, and are handled in order when they
+//! continue.
 //!
 //! The kernel of a client's machine goes on: it answers programs from its caches for as long as their leases last.
 
