@@ -22,6 +22,7 @@ mod inside;
 mod links;
 mod member_memory;
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -183,8 +184,13 @@ const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// Greatest interval of the keeper's work on the connection.
 const KEEPER_EVERY: Duration = Duration::from_secs(5);
+/// When the keeper looks again after a thread used the connection. A call tells the keeper what is due when it ends; a read at once
+/// does not, and a session ends if no keep-alive is sent.
+const USED_AGAIN: Duration = Duration::from_millis(50);
 /// Shortest read that may be executed at once: whole blocks are copied.
 const AT_ONCE_LEAST: usize = 4096;
+/// Bytes of a page of the caller's memory.
+const PAGE: usize = 4096;
 /// While there are leases, the keeper listens for recalls when no call has led for so long.
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
 
@@ -393,6 +399,16 @@ impl Drop for Network {
     }
 }
 
+/// Lets the kernel supply the pages of this memory: page faults under the lock of the connection would delay all other calls.
+fn touch(memory: &mut [u8]) {
+    for page in memory.chunks_mut(PAGE) {
+        page[0] = black_box(page[0]);
+    }
+    if let Some(last) = memory.last_mut() {
+        *last = black_box(*last);
+    }
+}
+
 /// Limits of a call, apart from its outcome.
 struct Limit {
     until: Option<Instant>,
@@ -412,17 +428,33 @@ impl Shared {
         self.wait_for(&call, timeout)
     }
 
-    /// Reads at once, unless another thread uses the connection.
+    /// Reads at once, unless another thread uses the connection or there is other work on it: an ordinary call does that work.
     fn read_at_once(&self, at: (FileId, u64), into: &mut [u8], note_read: bool) -> Option<usize> {
         if into.len() < AT_ONCE_LEAST {
             return None;
         }
+        touch(into);
         let mut connection = self.connection.try_lock()?;
-        let read = connection.read_at_once(at, into, note_read);
+        let read = match self.has_work() {
+            true => None,
+            false => connection.read_at_once(at, into, note_read),
+        };
+        // What came meanwhile waits for this thread.
+        if read.is_some() && self.has_work() {
+            connection.begin(&mut self.submitted.lock());
+            connection.answer_recalls(&mut self.invalidated.lock());
+            connection.pump();
+        }
         drop(connection);
-        // A call that came meanwhile waits for this thread.
         self.hand_over();
         read
+    }
+
+    /// Whether calls or answers to recalls wait for the thread that holds the connection.
+    fn has_work(&self) -> bool {
+        !self.submitted.lock().is_empty()
+            || !self.invalidated.lock().is_empty()
+            || !self.waiting.lock().is_empty()
     }
 
     /// Sends what was submitted, or lets the leader do it.
@@ -431,7 +463,7 @@ impl Shared {
             Some(mut connection) => {
                 connection.begin(&mut self.submitted.lock());
                 connection.pump();
-                let due = self.due(Instant::now(), &connection);
+                let due = self.due(&connection);
                 drop(connection);
                 self.wake_keeper_before(due);
                 self.hand_over();
@@ -557,8 +589,7 @@ impl Shared {
         call: &Arc<Call>,
         limit: &Limit,
     ) -> Result<Outcome, RequestError> {
-        let mut now = Instant::now();
-        connection.catch_up(now);
+        connection.catch_up();
         let outcome = loop {
             connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
@@ -570,11 +601,11 @@ impl Shared {
                 self.abandon(call);
                 break Err(error);
             }
-            connection.attend(now, limit.next(now) - now);
+            let now = Instant::now();
+            connection.step(limit.next(now) - now);
             self.is_lost.store(connection.is_lost(), Ordering::Release);
-            now = Instant::now();
         };
-        let due = self.due(now, &connection);
+        let due = self.due(&connection);
         drop(connection);
         self.wake_keeper_before(due);
         // It may still be listed, since it was woken up before it led.
@@ -592,23 +623,23 @@ impl Shared {
     }
 
     /// When the keeper has to work on the connection.
-    fn due(&self, now: Instant, connection: &Connection) -> Instant {
-        let leases_until = connection.leases_until(now);
+    fn due(&self, connection: &Connection) -> Instant {
+        let leases_until = connection.leases_until();
         self.leases_until
             .store(self.since_start(leases_until), Ordering::Relaxed);
-        match self.listens(now) {
-            true => connection.due(now).min(now + LISTEN_AFTER),
-            false => connection.due(now),
+        match self.listens() {
+            true => connection.due().min(Instant::now() + LISTEN_AFTER),
+            false => connection.due(),
         }
     }
 
-    fn has_leases(&self, now: Instant) -> bool {
-        self.since_start(now) < self.leases_until.load(Ordering::Relaxed)
+    fn has_leases(&self) -> bool {
+        self.since_start(Instant::now()) < self.leases_until.load(Ordering::Relaxed)
     }
 
     /// Whether messages may come that no call waits for.
-    fn listens(&self, now: Instant) -> bool {
-        self.has_leases(now) || self.turns.lock().is_some()
+    fn listens(&self) -> bool {
+        self.has_leases() || self.turns.lock().is_some()
     }
 
     /// Lets one of the calls that wait lead.
@@ -661,9 +692,9 @@ impl Shared {
         while !*is_closed {
             let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
                 Some(connection) => self.look_after(connection),
-                // The leader executes due actions.
-                None if self.listens(Instant::now()) => Instant::now() + LISTEN_AFTER,
-                None => Instant::now() + KEEPER_EVERY,
+                // That thread executes due actions until it ends.
+                None if self.listens() => Instant::now() + LISTEN_AFTER,
+                None => Instant::now() + USED_AGAIN,
             });
             let wakes = self.since_start(until);
             self.keeper_until.store(wakes, Ordering::Relaxed);
@@ -677,21 +708,22 @@ impl Shared {
     /// work again.
     fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
         loop {
-            let now = Instant::now();
             connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
-            let listens = self.listens(now) && self.waiting.lock().is_empty();
+            let listens = self.listens() && self.waiting.lock().is_empty();
             let until = match self.turns.lock().is_some() {
-                true => now + KEEPER_EVERY,
-                false => connection.leases_until(now),
+                true => Instant::now() + KEEPER_EVERY,
+                false => connection.leases_until(),
             };
             let most = match listens {
-                true => until.saturating_duration_since(now).min(KEEPER_EVERY),
+                true => until
+                    .saturating_duration_since(Instant::now())
+                    .min(KEEPER_EVERY),
                 false => Duration::ZERO,
             };
             connection.step(most);
-            let due = self.due(Instant::now(), &connection);
+            let due = self.due(&connection);
             if !listens || *self.is_closed.lock() {
                 drop(connection);
                 self.hand_over();

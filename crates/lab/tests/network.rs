@@ -371,6 +371,50 @@ fn data_goes_one_sided_and_the_servers_move_none_of_it() {
 }
 
 #[test]
+fn reads_at_once_return_what_ordinary_reads_do() {
+    const BLOCK: usize = 4096;
+    const PART: u64 = 1 << 20;
+    let cluster = Cluster::start(3, Provider::Shm);
+    cluster.primary();
+    let network = cluster.connect_with(None, Io::Client);
+    let file = create(&network, "file");
+    // Blocks 1, 3 and 4 have data, and so have the last of the first part and the first ones of the next, of which the last is short.
+    let end = PART + 2 * BLOCK as u64 + 100;
+    write(&network, file, BLOCK as u64, data(1, BLOCK));
+    write(&network, file, 3 * BLOCK as u64, data(2, 2 * BLOCK));
+    write(&network, file, PART - BLOCK as u64, data(3, 3 * BLOCK));
+    write(&network, file, PART + 2 * BLOCK as u64, data(4, 100));
+    let (blocks, tail) = (|count: u64| count * BLOCK as u64, end - 100);
+    let ranges = [
+        ("only a hole", 0, BLOCK),
+        ("a hole at the start", 0, 2 * BLOCK),
+        ("a hole in the middle", blocks(1), 4 * BLOCK),
+        ("a hole at the end", blocks(3), 4 * BLOCK),
+        ("holes everywhere", 0, 8 * BLOCK),
+        ("two parts", PART - blocks(2), 4 * BLOCK),
+        ("a tail", tail, BLOCK),
+        ("two parts and a tail", PART - blocks(1), 8 * BLOCK),
+        ("behind the end", tail + blocks(1), BLOCK),
+    ];
+    for (what, offset, length) in ranges {
+        let expected = read(&network, file, offset, length as u32);
+        let mut into = vec![0xff; length];
+        let start = Instant::now();
+        let count = loop {
+            if let Some(count) = network.read_locally(file, offset, &mut into, false) {
+                break count;
+            }
+            into.fill(0xff);
+            // Keys, layouts and leases come with ordinary reads.
+            assert!(read(&network, file, offset, length as u32) == expected);
+            assert!(start.elapsed() < LONG, "{what}");
+        };
+        assert_eq!(count, expected.len(), "{what}");
+        assert!(into[..count] == expected, "{what}");
+    }
+}
+
+#[test]
 fn a_wrong_key_opens_no_memory_and_ends_the_link() {
     for provider in [Provider::Shm, Provider::Tcp] {
         let cluster = Cluster::start(1, provider);

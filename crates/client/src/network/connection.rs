@@ -188,9 +188,9 @@ impl Connection {
     }
 
     /// When the last lease ends: recalls come until then. Files that the session owns may be recalled at any time.
-    pub fn leases_until(&self, now: Instant) -> Instant {
+    pub fn leases_until(&self) -> Instant {
         if self.client.owns_files() {
-            return now + super::KEEPER_EVERY;
+            return Instant::now() + super::KEEPER_EVERY;
         }
         self.start + Duration::from_nanos(self.client.leases_until())
     }
@@ -207,16 +207,16 @@ impl Connection {
     }
 
     /// Whether leases may have to be renewed.
-    fn renews(&self, now: Instant) -> bool {
-        self.cache.is_some() && self.client.leases_until() > self.at(now)
+    fn renews(&self) -> bool {
+        self.cache.is_some() && self.client.leases_until() > self.now()
     }
 
     /// Asks for more time for leases that are used.
     fn renew(&mut self, now: Instant) {
-        if now >= self.renew_at && self.renews(now) {
+        if now >= self.renew_at && self.renews() {
             self.renew_at = now + RENEW_EVERY;
             let inodes = self.cache.as_ref().map(|cache| cache.to_renew(now));
-            let at = self.at(now);
+            let at = self.now();
             self.client.renew(at, &inodes.unwrap_or_default());
         }
     }
@@ -272,12 +272,11 @@ impl Connection {
             let Some((operation, acknowledge)) = call.take_request() else {
                 continue;
             };
-            // After the call came: leases may have ended since any time before.
-            let now = Instant::now();
             if self.calls.is_empty() {
-                self.heard_at = now;
+                self.heard_at = Instant::now();
             }
-            let now = self.at(now);
+            // After the call came: leases may have ended since any time before.
+            let now = self.now();
             let client = &mut self.client;
             let ticket = match call.terms {
                 Terms::Plain if call.target.is_some() => {
@@ -299,17 +298,20 @@ impl Connection {
         into: &mut [u8],
         note_read: bool,
     ) -> Option<usize> {
-        if !self.client.plan_at_once(at, into.len(), &mut self.at_once) {
+        let plan = &mut self.at_once;
+        if !self.client.plan_at_once(at, into.len(), note_read, plan) {
             return None;
         }
-        let plan = &self.at_once;
-        let version = self
-            .memories
-            .read_at_once(&mut self.messenger, plan, into)?;
+        let links = self.memories.mapped(&self.messenger, plan)?;
+        let messenger = &mut self.messenger;
+        let Some(version) = self.memories.read_at_once(messenger, links, plan, into) else {
+            self.client.discard_at_once(plan);
+            return None;
+        };
         // After the copies.
         let now = Instant::now();
         let local = now.saturating_duration_since(self.start).as_nanos() as u64;
-        if !self.client.counts_at_once(local, plan, version, note_read) {
+        if !self.client.counts_at_once(local, plan, version) {
             return None;
         }
         let count = plan.count;
@@ -368,11 +370,8 @@ impl Connection {
 
     fn take_replies(&mut self, replies: Vec<Message>) -> bool {
         let has_some = !replies.is_empty();
-        if has_some {
-            let now = Instant::now();
-            for message in replies {
-                self.handle_reply(now, message);
-            }
+        for message in replies {
+            self.handle_reply(message);
         }
         has_some
     }
@@ -536,60 +535,46 @@ impl Connection {
     /// Executes due actions, and waits for an event, at most so long.
     pub fn step(&mut self, most: Duration) {
         let now = Instant::now();
-        self.pump();
-        self.attend(now, most);
-        self.pump();
-    }
-
-    /// The same after [`Connection::pump`], which has to follow. The time is `now`.
-    pub fn attend(&mut self, now: Instant, most: Duration) {
-        let mut due = self.due(now);
-        if due <= now {
-            self.execute_due(now);
-            self.pump();
-            due = self.due(now);
-        }
-        if !most.is_zero() && self.drive() {
-            return;
-        }
-        let mut events = std::mem::take(&mut self.events);
-        let most = most.min(due.saturating_duration_since(now));
-        self.messenger.wait(&mut events, most);
-        self.polled_at = now;
-        self.handle_events(events);
-    }
-
-    fn execute_due(&mut self, now: Instant) {
-        let local = self.at(now);
-        if self.client.poll_timeout().is_some_and(|at| at <= local) {
-            self.client.handle_timeout(local);
+        if self
+            .client
+            .poll_timeout()
+            .is_some_and(|at| at <= self.now())
+        {
+            self.client.handle_timeout(self.now());
         }
         self.links.dial(now, &self.map, &mut self.messenger);
         self.ask_for_map(now);
         self.report(now);
         self.renew(now);
+        self.pump();
+        if !most.is_zero() && self.drive() {
+            return self.pump();
+        }
+        let most = most.min(self.due().saturating_duration_since(Instant::now()));
+        let mut events = std::mem::take(&mut self.events);
+        self.messenger.wait(&mut events, most);
+        self.polled_at = now;
+        self.handle_events(events);
+        self.pump();
     }
 
     fn handle_events(&mut self, mut events: Vec<Event>) {
-        if !events.is_empty() {
-            let now = Instant::now();
-            for event in events.drain(..) {
-                self.handle_event(now, event);
-            }
+        for event in events.drain(..) {
+            self.handle_event(event);
         }
         self.events = events;
     }
 
     /// Polls the links and executes due actions if calls that need neither have kept it from that for long: those of a node in
     /// this process, and reads over shared memory.
-    pub fn catch_up(&mut self, now: Instant) {
-        if now > self.polled_at + POLL_EVERY {
+    pub fn catch_up(&mut self) {
+        if self.polled_at.elapsed() > POLL_EVERY {
             self.step(Duration::ZERO);
         }
     }
 
-    /// When something is due; the time is `now`.
-    pub fn due(&self, now: Instant) -> Instant {
+    /// When something is due.
+    pub fn due(&self) -> Instant {
         let client = self.client.poll_timeout();
         let client = client.map(|at| self.start + Duration::from_nanos(at));
         let dial = self.links.due(&self.map);
@@ -598,8 +583,8 @@ impl Connection {
             let quiet = self.heard_at + QUIET;
             quiet.max(self.asked_at + QUIET)
         });
-        let renew = self.renews(now).then_some(self.renew_at);
-        let late = now + super::KEEPER_EVERY;
+        let renew = self.renews().then_some(self.renew_at);
+        let late = Instant::now() + super::KEEPER_EVERY;
         [client, dial, ask, quiet, renew]
             .into_iter()
             .flatten()
@@ -607,12 +592,7 @@ impl Connection {
     }
 
     fn now(&self) -> u64 {
-        self.at(Instant::now())
-    }
-
-    /// This time by the clock of the client.
-    fn at(&self, time: Instant) -> u64 {
-        time.saturating_duration_since(self.start).as_nanos() as u64
+        self.start.elapsed().as_nanos() as u64
     }
 
     fn primary(&self) -> NodeId {
@@ -660,16 +640,16 @@ impl Connection {
     }
 
     /// The primary has sent something.
-    fn heard(&mut self, now: Instant) {
-        self.heard_at = now;
+    fn heard(&mut self) {
+        self.heard_at = Instant::now();
         if std::mem::take(&mut self.is_lost) {
             (self.options.report)("the cluster answers again");
         }
     }
 
-    fn handle_event(&mut self, now: Instant, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
-            Event::Message { link, bytes } => self.handle_message(now, link, &bytes),
+            Event::Message { link, bytes } => self.handle_message(link, &bytes),
             Event::Dialed { dial, outcome } => {
                 let dialed = self.links.dialed(dial, outcome, &self.map, &self.messenger);
                 match dialed {
@@ -684,7 +664,7 @@ impl Connection {
             Event::Lost { link, .. } => self.lost(link),
             Event::Exported { link, name } => self.memories.exported(link, name, &mut self.client),
             Event::Transferred { id, outcome, .. } => {
-                let now = self.at(now);
+                let now = self.now();
                 self.memories.ended(now, id, outcome, &mut self.client);
             }
             // A client does not listen, and is in no group.
@@ -705,7 +685,7 @@ impl Connection {
         }
     }
 
-    fn handle_message(&mut self, now: Instant, link: LinkId, bytes: &Bytes) {
+    fn handle_message(&mut self, link: LinkId, bytes: &Bytes) {
         let Ok(message) = Message::decode(bytes, &self.defects) else {
             return;
         };
@@ -715,13 +695,13 @@ impl Connection {
         if !self.links.is_from(link, message.envelope.from) {
             return;
         }
-        self.handle_reply(now, message);
+        self.handle_reply(message);
     }
 
     /// Takes a message of a member: its envelope says so truly.
-    fn handle_reply(&mut self, now: Instant, message: Message) {
+    fn handle_reply(&mut self, message: Message) {
         if self.primary() == message.envelope.from {
-            self.heard(now);
+            self.heard();
         }
         if let Body::Key { member, key } = message.body {
             if self.client.session() == Some(message.envelope.session)
@@ -733,7 +713,7 @@ impl Connection {
             }
             return;
         }
-        self.client.handle_decoded(self.at(now), message);
+        self.client.handle_decoded(self.now(), message);
     }
 
     fn handle_map(&mut self, map: ClusterMap) {

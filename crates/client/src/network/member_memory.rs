@@ -225,15 +225,29 @@ impl MemberMemories {
         }
     }
 
-    /// Copies what a read at once needs into `into`, and then its version word, if it has one. Returns that word; `None` if the read has
-    /// to be executed otherwise, and part of `into` may have been overwritten.
+    /// The links to the memories that a read at once copies its data from, and its version word, if it has one; `None` unless both are
+    /// mapped. If only one is, the data would be copied twice.
+    pub fn mapped(&self, messenger: &Messenger, plan: &AtOnce) -> Option<(LinkId, Option<LinkId>)> {
+        let mapped = |member, key| {
+            let link = self.exported_by(member, key)?;
+            (messenger.provider(link) == Some(Provider::Shm)).then_some(link)
+        };
+        let data = mapped(plan.member, plan.key)?;
+        match plan.version_word {
+            Some(word) => Some((data, Some(mapped(word.member, word.key)?))),
+            None => Some((data, None)),
+        }
+    }
+
+    /// Copies what a read at once needs into `into`, and then its version word, if it has one, over these links to mapped memory. Returns
+    /// that word; `None` if bytes are missing or damaged. Then part of `into` may have been overwritten.
     pub fn read_at_once(
         &self,
         messenger: &mut Messenger,
+        (link, to_word): (LinkId, Option<LinkId>),
         plan: &AtOnce,
         into: &mut [u8],
     ) -> Option<Option<u64>> {
-        let link = self.exported_by(plan.member, plan.key)?;
         let mut next = 0;
         for piece in &plan.pieces {
             into[next..piece.into.start].fill(0);
@@ -247,10 +261,10 @@ impl MemberMemories {
         if next < plan.count {
             into[next..plan.count].fill(0);
         }
-        let Some(word) = plan.version_word else {
+        let (Some(word), Some(link)) = (plan.version_word, to_word) else {
             return Some(None);
         };
-        let (link, mut bytes) = (self.exported_by(word.member, word.key)?, [0; 8]);
+        let mut bytes = [0; 8];
         let is_there = messenger.read_at_once(link, (word.key, word.offset), &mut bytes, &[]);
         is_there.then_some(Some(u64::from_le_bytes(bytes)))
     }

@@ -540,7 +540,7 @@ fn a_read_at_once_counts_by_the_lease_or_the_version_word_after_its_copy() {
     let mut client = leased();
     let (file, length) = (FileId::default(), BLOCK);
     let mut plan = AtOnce::default();
-    assert!(client.plan_at_once((file, 0), length, &mut plan));
+    assert!(client.plan_at_once((file, 0), length, false, &mut plan));
     let whole = AtOncePiece {
         into: 0..length,
         offset: plan.pieces[0].offset,
@@ -549,28 +549,34 @@ fn a_read_at_once_counts_by_the_lease_or_the_version_word_after_its_copy() {
     assert_eq!((plan.member, plan.count), (1, length));
     assert_eq!((&plan.pieces[..], plan.version_word), (&[whole][..], None));
     assert_eq!(plan.checksums, [pmem::checksum::crc32c(&[1; BLOCK])]);
-    assert!(client.counts_at_once(40, &plan, None, false));
+    assert!(client.counts_at_once(40, &plan, None));
     // The primary has to note it.
-    assert!(!client.counts_at_once(40, &plan, None, true));
+    assert!(!client.plan_at_once((file, 0), length, true, &mut plan));
     // Neither part of a block, nor what is not laid out, nor more than the memory has room for.
-    assert!(!client.plan_at_once((file, 1), length, &mut plan));
-    assert!(!client.plan_at_once((file, LAYOUT), length, &mut plan));
-    assert!(!client.plan_at_once((file, 0), length - 1, &mut plan));
-    assert!(client.plan_at_once((file, 0), length, &mut plan));
+    assert!(!client.plan_at_once((file, 1), length, false, &mut plan));
+    assert!(!client.plan_at_once((file, LAYOUT), length, false, &mut plan));
+    assert!(!client.plan_at_once((file, 0), length - 1, false, &mut plan));
+    assert!(client.plan_at_once((file, 0), length, false, &mut plan));
     let (inode, number) = (0, 5);
     hear_at(&mut client, 80, 0, Body::Recall { inode, number });
-    assert!(!client.counts_at_once(80, &plan, None, false), "recalled");
+    assert!(!client.counts_at_once(80, &plan, None), "recalled");
     read_at(&mut client, 90);
     assert!(lay_out(&mut client, 90, 5, 0));
     transferred(&mut client, 90);
-    assert!(client.plan_at_once((file, 0), length, &mut plan));
+    assert!(client.plan_at_once((file, 0), length, false, &mut plan));
     assert_eq!(plan.version_word.map(|it| it.member), Some(0));
-    assert!(!client.counts_at_once(95, &plan, None, false), "not read");
-    assert!(!client.counts_at_once(95, &plan, Some(6), false), "changed");
+    assert!(!client.counts_at_once(95, &plan, None), "not read");
     let valid_until = 10 + (1 << 40);
-    assert!(!client.counts_at_once(valid_until, &plan, Some(5), false));
-    assert!(client.counts_at_once(95, &plan, Some(5), false));
+    assert!(!client.counts_at_once(valid_until, &plan, Some(5)));
+    assert!(client.counts_at_once(95, &plan, Some(5)));
+    // Layouts of a version that is gone are dropped.
+    assert!(!client.counts_at_once(95, &plan, Some(6)), "changed");
+    assert!(!client.plan_at_once((file, 0), length, false, &mut plan));
+    read_at(&mut client, 96);
+    assert!(lay_out(&mut client, 96, 5, 0));
+    transferred(&mut client, 96);
+    assert!(client.plan_at_once((file, 0), length, false, &mut plan));
     // What another primary may have changed does not count.
     client.handle_map(100, map_of(1, 2));
-    assert!(!client.counts_at_once(100, &plan, Some(5), false));
+    assert!(!client.counts_at_once(100, &plan, Some(5)));
 }

@@ -32,7 +32,7 @@ impl Worker {
         let file = *random.pick(&self.files);
         let offset = random.below(BLOCKS as usize) as u64 * BLOCK;
         let mut plan = AtOnce::default();
-        if !client.plan_at_once((file, offset), BLOCK as usize, &mut plan) {
+        if !client.plan_at_once((file, offset), BLOCK as usize, false, &mut plan) {
             return None;
         }
         let operation = Operation::Read {
@@ -63,10 +63,15 @@ impl Worker {
         history: &mut History,
     ) -> bool {
         let local = self.clock.local(now);
-        let is_here = self.incarnation == reading.incarnation && reading.is_right;
+        let is_here = self.incarnation == reading.incarnation;
         let client = self.client.as_mut().filter(|_| is_here);
-        let counts = client.zip(copied).is_some_and(|(client, version)| {
-            client.counts_at_once(local, &reading.plan, version, false)
+        let copied = copied.filter(|_| reading.is_right);
+        let counts = client.is_some_and(|client| match copied {
+            Some(version) => client.counts_at_once(local, &reading.plan, version),
+            None => {
+                client.discard_at_once(&reading.plan);
+                false
+            }
         });
         let answered: Option<Response> = counts.then_some(()).and_then(|()| {
             let mut data = reading.data;

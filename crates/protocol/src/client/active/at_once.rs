@@ -49,6 +49,8 @@ pub struct AtOnce {
     /// Bytes that the read returns.
     pub count: usize,
     file: FileId,
+    /// The primary has to know of the read.
+    note_read: bool,
     version: u64,
     session: u64,
     epoch: u32,
@@ -82,11 +84,13 @@ impl AtOnce {
 
 impl Client {
     /// Plans a read into memory of so many bytes. Whether it can be executed at once: then its copies are made and its version word is
-    /// read, and [`Client::counts_at_once`] follows. It requests nothing, and is noted nowhere.
+    /// read, and [`Client::counts_at_once`] follows, or [`Client::discard_at_once`]. It requests nothing, and is noted nowhere.
+    /// `note_read`: the primary has to know of the read, and so does if it has noted an earlier one of the same version.
     pub fn plan_at_once(
         &mut self,
         (file, offset): (FileId, u64),
         length: usize,
+        note_read: bool,
         plan: &mut AtOnce,
     ) -> bool {
         let is_long =
@@ -96,7 +100,12 @@ impl Client {
         let Some(session) = session.filter(|_| self.is_resumed && !self.is_behind(file)) else {
             return false;
         };
+        // How long ago that was is checked after the copies.
+        if note_read && !self.active.layouts.is_noted(file, 0) {
+            return false;
+        }
         (plan.file, plan.session, plan.epoch) = (file, session, self.map.epoch);
+        plan.note_read = note_read;
         let end = offset.saturating_add(length as u64);
         self.lay_out_at_once(offset..end, length, plan) && self.choose_at_once(plan)
     }
@@ -154,19 +163,17 @@ impl Client {
         key.is_some()
     }
 
-    /// Whether the copies of a plan count, by the version word if the plan has one. `now` was read after both. `note_read`: the primary
-    /// has to know of the read.
-    pub fn counts_at_once(
-        &mut self,
-        now: u64,
-        plan: &AtOnce,
-        version: Option<u64>,
-        note_read: bool,
-    ) -> bool {
+    /// Blocks of a plan could not be copied, or were others: the layouts are outdated, and the next read asks for new ones.
+    pub fn discard_at_once(&mut self, plan: &AtOnce) {
+        self.active.layouts.forget(plan.file);
+    }
+
+    /// Whether the copies of a plan count, by the version word if the plan has one. `now` was read after both.
+    pub fn counts_at_once(&mut self, now: u64, plan: &AtOnce, version: Option<u64>) -> bool {
         let (file, has) = (plan.file, |defect| self.defects.has(defect));
         let is_same =
             self.session() == Some(plan.session) && self.is_resumed && self.map.epoch == plan.epoch;
-        let is_noted = !note_read || self.active.layouts.is_noted(file, now);
+        let is_noted = !plan.note_read || self.active.layouts.is_noted(file, now);
         if !is_same || !is_noted {
             return false;
         }
@@ -181,6 +188,9 @@ impl Client {
             }
         };
         let counts = counts || has(Defect::SkipCheckAtOnce);
+        if version.is_some_and(|version| version != plan.version) && !counts {
+            self.discard_at_once(plan);
+        }
         self.one_sided.1 += u64::from(counts);
         counts
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::wire::FileId;
-use crate::wire::active::{LAYOUT_MAX, Layout};
+use crate::wire::active::{BLOCK, LAYOUT_MAX, Layout};
 
 /// Parts that are kept, of all files: those of 4 GiB. With their checksums they take up to 6 MiB.
 const PARTS_MAX: usize = 4096;
@@ -41,6 +41,18 @@ fn part_of(offset: u64) -> u64 {
     offset / LAYOUT_MAX * LAYOUT_MAX
 }
 
+/// Whether extents that came from a peer are whole blocks of the part that begins there, in order, and none overlaps another.
+pub(super) fn is_in_part(layout: &Layout, start: u64) -> bool {
+    let mut free = start;
+    layout.extents.iter().all(|extent| {
+        let end = extent.offset.checked_add(extent.length());
+        let is_in_order = extent.offset.is_multiple_of(BLOCK) && extent.offset >= free;
+        free = end.unwrap_or(u64::MAX);
+        let is_in_image = extent.image_offset.checked_add(extent.length()).is_some();
+        is_in_order && is_in_image && end.is_some_and(|end| end <= start.saturating_add(LAYOUT_MAX))
+    })
+}
+
 impl Layouts {
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
@@ -63,7 +75,7 @@ impl Layouts {
         Ok(layout)
     }
 
-    /// The parts of such a range, the second one if it is in two.
+    /// The part of the file in which such a range begins, and the one in which it ends if that is another one.
     ///
     /// # Errors
     /// The start of a part with an unknown layout.
@@ -237,6 +249,34 @@ mod tests {
         assert_eq!(layouts.find(file(1), range).unwrap().extents.len(), 2);
         let one = layouts.find(file(1), LAYOUT_MAX..2 * LAYOUT_MAX);
         assert_eq!(one, Ok(part(LAYOUT_MAX)));
+    }
+
+    #[test]
+    fn a_layout_with_extents_that_overlap_or_reach_into_another_part_is_refused() {
+        let block = LAYOUT_MAX / BLOCK;
+        let with = |extents: &[(u64, u64)]| Layout {
+            extents: extents
+                .iter()
+                .map(|(offset, blocks)| Extent {
+                    offset: *offset,
+                    blocks: *blocks as u32,
+                    ..Extent::default()
+                })
+                .collect(),
+            ..layout(5)
+        };
+        let is_good = |extents: &[(u64, u64)]| is_in_part(&with(extents), LAYOUT_MAX);
+        assert!(is_good(&[]) && is_good(&[(LAYOUT_MAX, block)]));
+        assert!(is_good(&[(LAYOUT_MAX, 1), (LAYOUT_MAX + BLOCK, block - 1)]));
+        for bad in [
+            &[(LAYOUT_MAX, block + 1)][..],
+            &[(LAYOUT_MAX - BLOCK, 1)],
+            &[(LAYOUT_MAX + 1, 1)],
+            &[(LAYOUT_MAX, 2), (LAYOUT_MAX + BLOCK, 1)],
+            &[(u64::MAX / BLOCK * BLOCK, 1)],
+        ] {
+            assert!(!is_good(bad), "{bad:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use operations::Bytes;
 
+use super::layouts::is_in_part;
 use super::transfer::{TransferKind, TransferOutcome};
 use super::{BLOCK, Client, Extent, Keep, Layout, Run, Ticket};
 use crate::defects::Defect;
@@ -428,7 +429,7 @@ impl Client {
             return;
         };
         match Layout::decode(outcome.data()) {
-            Ok(layout) if outcome.is_done() => {
+            Ok(layout) if outcome.is_done() && is_in_part(&layout, start) => {
                 let at = (file, start);
                 self.active.layouts.insert(now, at, layout, term);
             }
