@@ -1,6 +1,8 @@
 //! Units that grow while members crash, rejoin, lead, and learn of it late; and the rule of it broken on purpose.
 #![forbid(unsafe_code)]
 
+use std::thread;
+
 use lab::cluster::plan::Plan;
 use lab::cluster::time::SECOND;
 use lab::cluster::world::{Setup, Summary, World};
@@ -10,6 +12,8 @@ const DURATION: u64 = 20 * SECOND;
 const SEEDS: u64 = 40;
 /// Seeds that found the defects when this was written, and then others.
 const FOUND_BY: [u64; 1] = [0];
+/// A seed whose runs differed between threads.
+const SAME_SEED: u64 = 14;
 const SEEDS_PER_DEFECT: u64 = 400;
 
 /// Pools are nearly full at first, so that the new part is soon in use.
@@ -34,6 +38,14 @@ fn units_grow_while_members_come_and_go() {
         }
     }
     println!("{SEEDS} seeds, {operations} operations");
+}
+
+/// Threads spread over the image when they allocate; those of members do not.
+#[test]
+fn a_run_does_not_depend_on_its_thread() {
+    let on_new_thread = || thread::spawn(|| run(SAME_SEED, Defects::default()));
+    let [first, second] = [(); 2].map(|()| on_new_thread().join().expect("the run ends"));
+    assert_eq!(first.expect("it holds"), second.expect("it holds"));
 }
 
 #[test]

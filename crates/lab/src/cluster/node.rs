@@ -309,6 +309,7 @@ impl Machine {
                 stamp_by_own_clock: defects.has(Defect::StampByOwnClock),
                 ..store::Defects::default()
             },
+            place: Some(self.node),
             ..Machine::store_options(now)
         };
         self.show_date(now);

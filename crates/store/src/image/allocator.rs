@@ -334,6 +334,8 @@ pub struct Allocator {
     inodes_per_group: u64,
     free_blocks: AtomicI64,
     reserved_blocks: AtomicI64,
+    /// See [`PoolOptions::place`](crate::PoolOptions::place).
+    place: Option<u32>,
 }
 
 /// Bitmaps of a part of the image that is new.
@@ -363,7 +365,7 @@ thread_local! {
 
 impl Allocator {
     /// Reads and checks all bitmaps.
-    pub fn load(image: &Image, reserved_blocks: u64) -> Result<Allocator> {
+    pub fn load(image: &Image, reserved_blocks: u64, place: Option<u32>) -> Result<Allocator> {
         let layout = &image.layout;
         let groups = load_groups(image, layout, 0)?;
         let free_blocks = groups.iter().map(Group::free_blocks).sum();
@@ -374,6 +376,7 @@ impl Allocator {
             inodes_per_group: layout.inodes_per_group,
             free_blocks: AtomicI64::new(free_blocks),
             reserved_blocks: AtomicI64::new(reserved_blocks as i64),
+            place,
         })
     }
 
@@ -454,7 +457,7 @@ impl Allocator {
 
     /// The group where this thread starts its search: threads spread evenly over the image.
     fn preferred_group(&self) -> usize {
-        let thread = PREFERRED.with(Cell::get) as u32;
+        let thread = self.place.unwrap_or_else(|| PREFERRED.get() as u32);
         // Bit reversal puts the second thread in the middle, the next two in the quarters, …
         ((u64::from(thread.reverse_bits()) * self.groups.len() as u64) >> 32) as usize
     }

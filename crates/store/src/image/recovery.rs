@@ -114,7 +114,7 @@ pub fn recover(region: Region, options: &PoolOptions, epoch: Option<u32>) -> Res
     }
     // The replayed lines are persistent before the ring state releases their records.
     region.fence_everywhere();
-    let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
+    let allocator = Allocator::load(&image, superblock.reserved_blocks, options.place)?;
     write_ring_state(&region, RingState::new(epoch, tail.number));
     let ring = Ring::new(region, &superblock, epoch, tail.number, defects);
     let ring = ring.read_outside(options.hold_freed);

@@ -29,6 +29,9 @@ pub struct PoolOptions {
     /// Each call occurs between two system calls, as those of a mount do, and the second one waits for stores past the
     /// caches. So parts of blocks go through the caches, and are flushed later.
     pub between_system_calls: bool,
+    /// The place in the image where every thread starts to search for free space, numbered as threads are, which otherwise spread over it.
+    /// With it, results do not depend on the thread.
+    pub place: Option<u32>,
     /// Rules to break, for tests.
     pub defects: Defects,
 }

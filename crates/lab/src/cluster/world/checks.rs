@@ -222,8 +222,16 @@ impl World {
         }
         // With its epoch: one that has to undo its records first may be as far by their bytes.
         let tail = |member: usize| self.machines[member].member().map(Member::tail);
+        // A member that has not learned of a longer image yet is compared once it has.
+        let length = |member: usize| {
+            let superblock = store::read_superblock(&self.machines[member].memory().region());
+            superblock.ok().map(|it| it.image_length)
+        };
         let is_ready = |other: &&usize| {
-            **other != primary && map.is_in_sync(**other as u32) && tail(**other) == tail(primary)
+            **other != primary
+                && map.is_in_sync(**other as u32)
+                && tail(**other) == tail(primary)
+                && length(**other) == length(primary)
         };
         let ready: Vec<usize> = self
             .watch
