@@ -12,7 +12,7 @@ const DURATION: u64 = 20 * SECOND;
 const SEEDS: u64 = 40;
 /// Seeds that found the defects when this was written, and then others.
 const FOUND_BY: [u64; 1] = [0];
-/// A seed whose runs differed between threads.
+/// Runs of this seed differed between threads.
 const SAME_SEED: u64 = 14;
 const SEEDS_PER_DEFECT: u64 = 400;
 
