@@ -42,12 +42,13 @@ pub struct Outgoing {
     round_trip: Option<(Duration, Duration)>,
     /// Losses before this packet are one event.
     recovered_at: u64,
+    /// How often the oldest packet was late since the round trip was measured: a packet that was sent twice does not measure it.
     backoff: u32,
     /// Packets have come behind one that is missing: when this is to be looked at.
     holes_at: Option<Instant>,
     /// The last packet was sent again since an acknowledgement has come.
     is_probed: bool,
-    /// How often that was done since the round trip was measured: a packet that was sent twice does not measure it.
+    /// How often that was done since the round trip was measured.
     probes: u32,
 }
 
@@ -128,7 +129,6 @@ impl Outgoing {
             let sent = self.sent.pop_front()?;
             release(sent.frame);
             self.first += 1;
-            self.backoff = 0;
             self.is_probed = false;
             if sent.tries == 1 && !sent.has_come {
                 measured = Some(now.saturating_duration_since(sent.at));
@@ -161,6 +161,7 @@ impl Outgoing {
     }
 
     fn measure(&mut self, sample: Duration) {
+        self.backoff = 0;
         self.probes = 0;
         self.round_trip = Some(match self.round_trip {
             None => (sample, sample / 2),
@@ -432,14 +433,16 @@ mod tests {
 
     /// How often packets are sent within 5 s that are never acknowledged, if the thread looks whenever it should.
     fn repeated_until_the_end(outgoing: &mut Outgoing, start: Instant) -> u32 {
-        let (mut now, mut repeated) = (start, 0);
+        let (mut now, mut repeated, mut in_vain) = (start, 0, 0);
         while now < start + Duration::from_secs(5) {
             let before = repeated;
             outgoing.lost(now, |_| true, |_, _| repeated += 1);
+            in_vain += u32::from(repeated == before);
             let next = outgoing.check_at().expect("packets wait");
             assert!(next > now || repeated > before, "it looks in vain");
             now = next.max(now);
         }
+        assert!(in_vain <= 20, "{in_vain} times for nothing");
         repeated
     }
 
@@ -463,13 +466,13 @@ mod tests {
         assert!(outgoing.backoff >= 6, "the oldest was never late");
     }
 
-    #[test]
-    fn a_path_that_becomes_longer_is_measured() {
+    /// How often packets are sent again on a path whose round trip grows in round 50, in each of 100 rounds.
+    fn repeated_on_a_path_that_becomes_longer(longer_us: u64) -> Vec<u32> {
         let mut now = Instant::now();
         let mut outgoing = Outgoing::new();
-        let mut probes = Vec::new();
+        let mut repeated = Vec::new();
         for round in 0..100 {
-            let trip = Duration::from_micros(if round < 50 { 30 } else { 500 });
+            let trip = Duration::from_micros(if round < 50 { 30 } else { longer_us });
             outgoing.add(0, 100, now);
             let (come, mut sent) = (now + trip, 0);
             while outgoing.check_at().is_some_and(|at| at < come) {
@@ -478,11 +481,31 @@ mod tests {
             }
             now = come;
             outgoing.acknowledge(outgoing.next(), 0, now, |_| ());
-            probes.push(sent);
+            repeated.push(sent);
         }
-        assert_eq!(probes[50], 1, "the test does not lengthen the path");
-        assert!(probes[..50].iter().all(|it| *it == 0), "{probes:?}");
-        assert!(probes[60..].iter().all(|it| *it == 0), "{probes:?}");
+        assert!(repeated[50] >= 1, "the test does not lengthen the path");
+        assert!(repeated[..50].iter().all(|it| *it == 0), "{repeated:?}");
+        repeated
+    }
+
+    #[test]
+    fn a_path_that_becomes_longer_is_measured() {
+        let repeated = repeated_on_a_path_that_becomes_longer(500);
+        assert_eq!(repeated[50], 1);
+        assert!(repeated[60..].iter().all(|it| *it == 0), "{repeated:?}");
+    }
+
+    /// Longer than the time after which the oldest packet is sent again: none would measure the round trip.
+    #[test]
+    fn a_path_that_becomes_longer_than_the_timer_of_the_oldest_packet_is_measured() {
+        for longer_us in [3500, 10_000, 50_000, 150_000] {
+            let repeated = repeated_on_a_path_that_becomes_longer(longer_us);
+            let later = &repeated[75..];
+            assert!(
+                later.iter().all(|it| *it == 0),
+                "{longer_us} µs: {repeated:?}"
+            );
+        }
     }
 
     #[test]
@@ -498,6 +521,87 @@ mod tests {
         assert_eq!(repeated, 0);
         outgoing.lost(now, |_| true, |_, _| repeated += 1);
         assert_eq!(repeated, 1);
+    }
+
+    /// Frames that are sent again until a time, and when, if the thread looks whenever it should.
+    fn repeated_until(outgoing: &mut Outgoing, end: Instant) -> Vec<(Instant, u32)> {
+        let mut repeated = Vec::new();
+        while let Some(now) = outgoing.check_at().filter(|at| *at < end) {
+            outgoing.lost(now, |_| true, |frame, _| repeated.push((now, frame)));
+        }
+        repeated
+    }
+
+    #[test]
+    fn the_last_packet_is_probed_once_until_an_acknowledgement_and_soon_after_a_measurement() {
+        let start = Instant::now();
+        let trip = Duration::from_micros(30);
+        let mut outgoing = Outgoing::new();
+        outgoing.add(0, 100, start);
+        outgoing.acknowledge(1, 0, start + trip, |_| ());
+        let mut now = start + trip;
+        for round in 0..10 {
+            // It is late several times, is acknowledged at last, and the next one measures the round trip.
+            outgoing.add(1, 100, now);
+            let late = repeated_until(&mut outgoing, now + REPEAT_MIN);
+            assert_eq!(late.len(), 1, "round {round}: {late:?}");
+            let (at, _) = late[0];
+            assert!(at < now + REPEAT_MIN / 2, "round {round}");
+            now += Duration::from_millis(100);
+            let late = repeated_until(&mut outgoing, now).len();
+            assert!((3..8).contains(&late), "round {round}: {late}");
+            outgoing.acknowledge(outgoing.next(), 0, now, |_| ());
+            outgoing.add(2, 100, now);
+            now += trip;
+            outgoing.acknowledge(outgoing.next(), 0, now, |_| ());
+        }
+    }
+
+    #[test]
+    fn a_last_packet_that_has_come_is_not_probed() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        for frame in 0..3 {
+            outgoing.add(frame, 100, start);
+        }
+        outgoing.acknowledge(1, 0b1, start, |_| ());
+        let end = start + Duration::from_secs(1);
+        let repeated = repeated_until(&mut outgoing, end);
+        assert!(
+            repeated.iter().all(|(_, frame)| *frame == 1),
+            "{repeated:?}"
+        );
+        assert!(repeated.len() > 3);
+    }
+
+    #[test]
+    fn a_late_packet_that_the_kernel_has_is_not_sent_again() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        outgoing.add(0, 100, start);
+        let mut repeated = 0;
+        let late = outgoing.deadline().unwrap();
+        outgoing.lost(late, |_| false, |_, _| repeated += 1);
+        assert_eq!(repeated, 0);
+    }
+
+    #[test]
+    fn the_next_oldest_packet_is_late_when_its_last_transmission_is() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        for frame in 0..3 {
+            outgoing.add(frame, 100, start);
+        }
+        // The first two were overtaken, and are sent again.
+        let again = start + REPEAT_MIN / 2;
+        outgoing.acknowledge(0, 0b10, again, |_| ());
+        let mut repeated = 0;
+        let late = again + outgoing.overtaken_after();
+        outgoing.lost(late, |_| true, |_, _| repeated += 1);
+        assert_eq!(repeated, 2);
+        outgoing.acknowledge(1, 0b1, late, |_| ());
+        let due = late + outgoing.repeat_after();
+        assert_eq!(outgoing.deadline(), Some(due));
     }
 
     #[test]
