@@ -29,7 +29,7 @@ pub struct SharedAim {
 }
 
 /// Waits until all programs that have begun have ended, and the kernel has done with their frames: they are readers of RCU.
-fn barrier() -> rustix::io::Result<()> {
+pub(super) fn barrier() -> rustix::io::Result<()> {
     membarrier(MembarrierCommand::Global)
 }
 
@@ -130,8 +130,13 @@ impl Port {
         self.lane.as_ref().map(|lane| lane.front())
     }
 
+    /// The same, by closing a socket of the queue: the kernel waits for readers of RCU when it removes one.
+    fn close_socket(&self) -> bool {
+        self.socket(2).map(drop).is_ok()
+    }
+
     /// No frame is taken from now on until [`Port::resume`], and the kernel has done with those before; whether that is so. Otherwise no
-    /// frame is taken, but some may still land.
+    /// frame is taken while descriptors are aimed, since some may still land.
     fn stop(&mut self) -> bool {
         let Some(lane) = &self.lane else {
             return false;
@@ -141,7 +146,8 @@ impl Port {
         }
         lane.close();
         lane.shut(true);
-        if barrier().is_err() {
+        if (self.barrier)().is_err() && !self.close_socket() {
+            lane.shut(self.is_aimed);
             return false;
         }
         // A program that had read the expected number before has stored the next one behind the end.
@@ -187,5 +193,82 @@ impl Port {
         self.aimed_end = consumed;
         self.is_aimed = false;
         true
+    }
+}
+
+#[cfg(all(test, feature = "fuzzing"))]
+mod tests {
+    use pmem::Region;
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::{Interface, Modes, PlacedOptions, PortOptions, Shape};
+
+    const RUN: SharedAim = SharedAim {
+        source: Hardware([2, 0, 0, 0, 0, 2]),
+        first: 0,
+        count: 3,
+        tag: 1,
+    };
+    const CHUNK: u64 = 2048;
+
+    /// A port of one queue at an interface that is not there, with so many frames for other peers. All of them are in the ring.
+    fn port(frames: u32) -> Port {
+        let region = Region::memory(1 << 20, false).expect("memory");
+        let interface = Interface {
+            name: "none".to_owned(),
+            index: 0,
+            hardware: Hardware([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            is_up: true,
+            addresses: Vec::new(),
+        };
+        let options = PortOptions {
+            queue: 0,
+            types: [0x8000, 0x8001],
+            chunk: CHUNK as u32,
+            ring: 256,
+            sockets: 3,
+            modes: Modes::Fastest,
+            placed: Some(PlacedOptions {
+                queue: 0,
+                shape: Shape::Strip,
+            }),
+        };
+        let mut port = Port::detached(&interface, &region, &options);
+        (0..u64::from(frames)).for_each(|frame| assert!(port.fill(frame * CHUNK)));
+        port.filled();
+        port
+    }
+
+    fn is_open(port: &Port) -> bool {
+        port.lane.as_ref().is_some_and(|lane| !lane.is_shut())
+    }
+
+    /// Little memory is spare, so 31 descriptors of other frames would have to be replaced.
+    #[test]
+    fn frames_are_taken_after_an_aim_that_could_not_wait_for_the_kernel() {
+        let mut port = port(LEVEL + 100);
+        // Descriptors in the ring beyond those that other frames need.
+        (0..40).for_each(|frame| assert!(port.fill.push((300 + frame) * CHUNK)));
+        port.barrier = || Err(Errno::PERM);
+        assert_eq!(port.aim(RUN, &[1 << 19; 3]), None);
+        assert!(is_open(&port), "nothing is aimed, and no frame is taken");
+        port.barrier = barrier;
+        assert_eq!(port.aim(RUN, &[1 << 19; 3]), Some(LEVEL + 40 - 31));
+    }
+
+    #[test]
+    fn no_frame_is_taken_after_a_withdrawal_that_could_not_wait_for_the_kernel() {
+        let mut port = port(2 * LEVEL + 3);
+        assert!(port.aim(RUN, &[1 << 19; 3]).is_some());
+        port.barrier = || Err(Errno::PERM);
+        assert!(!port.withdraw(|address| address >= 1 << 19));
+        port.resume();
+        assert!(!is_open(&port), "the kernel may have aimed descriptors");
+        port.barrier = barrier;
+        assert!(port.withdraw(|address| address >= 1 << 19));
+        port.resume();
+        assert!(is_open(&port));
     }
 }
