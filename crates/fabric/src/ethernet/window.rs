@@ -466,7 +466,7 @@ mod tests {
         assert!(outgoing.backoff >= 6, "the oldest was never late");
     }
 
-    /// How often packets are sent again on a path whose round trip grows in round 50, in each of 100 rounds.
+    /// How often packets are sent again in each of 100 rounds; the path's round trip grows in round 50.
     fn repeated_on_a_path_that_becomes_longer(longer_us: u64) -> Vec<u32> {
         let mut now = Instant::now();
         let mut outgoing = Outgoing::new();
