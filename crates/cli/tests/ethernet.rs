@@ -17,6 +17,7 @@ use common::apart;
 use fabric::Provider;
 use hosts::cluster::{Cluster, is_whole, links, primary};
 use hosts::{Hosts, INTERFACE};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Time limit on a busy machine.
@@ -248,6 +249,45 @@ fn a_pool_with_a_data_queue_grows_while_its_node_runs_without_it() {
     cluster.wait("it has grown, and has the queue", is_long);
     mount.verify("before", 1);
     mount.verify("refused", 2);
+}
+
+/// A pool is made longer before the memory for frames lies behind it, so a node that missed the growth has to start again.
+#[test]
+fn a_node_with_a_data_queue_grows_with_its_unit_when_it_starts_again() {
+    let mut cluster = Cluster::prepare(Hosts::with_cable(1500, 2), AT_INTERFACE);
+    let keys = cluster.scratch.path("keys");
+    let [path, other] = [0, 1].map(|node| cluster.configure(node, 2, &keys));
+    let text = std::fs::read_to_string(&path).expect("it is there");
+    let placing = format!("{AT_INTERFACE}data_queue = 1\n");
+    std::fs::write(&path, text.replace(AT_INTERFACE, &placing)).expect("written");
+    let log = cluster.scratch.path("n1.log");
+    let mut command = cluster.hosts.command(0, common::TAKO);
+    command.args(["serve", "--config", &path]);
+    command.env("TAKO_STATE", cluster.scratch.path("state"));
+    command.stdout(Stdio::null());
+    command.stderr(File::create(&log).expect("it can be made"));
+    cluster.nodes.push(common::start(&mut command));
+    cluster.nodes.push(cluster.serve(1, &other, &[]));
+    let status = cluster.wait("they serve", is_whole);
+    let length = reported(&status, "pool");
+    let stopped = Pid::from_child(&cluster.nodes[0]);
+    kill_process(stopped, Signal::STOP).expect("it runs");
+    cluster.wait("it is left out", |status| {
+        status["serving"] == true && status["unit"]["in_sync"] == 1
+    });
+    let mut grow = common::command(&["grow", "tako:///hosts", "--size", "128M"]);
+    grow.env("TAKO_STATE", cluster.scratch.path("state"));
+    let grown = common::run(&mut grow);
+    kill_process(stopped, Signal::CONT).expect("it is stopped");
+    assert!(grown.status.success(), "{grown:?}");
+    let ended = cluster.nodes[0].wait().expect("it is ours");
+    let said = std::fs::read_to_string(&log).expect("it is there");
+    assert_eq!(ended.code(), Some(1), "{said}");
+    let sentence = "its unit has grown meanwhile; start the node again, and its pool grows first";
+    assert!(said.contains(sentence), "{said}");
+    cluster.nodes[0] = cluster.serve(0, &path, &[]);
+    let is_long = |status: &Value| is_whole(status) && reported(status, "pool") == 2 * length;
+    cluster.wait("it has grown, and has the queue", is_long);
 }
 
 /// Set for the process that maps a file: the source, and the directory of its keys.

@@ -3,6 +3,10 @@
 use crate::core::Failed;
 use crate::membership::MembershipError;
 
+/// Why a pool cannot grow while its node has `data_queue`.
+pub(super) const KEEPS_LENGTH: &str =
+    "its interface receives data in the pool, which keeps its length for that";
+
 /// Why a node does not start, or ends.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -57,6 +61,15 @@ pub enum NodeError {
         cluster: String,
         /// Why, and what to do.
         reason: String,
+    },
+    /// The unit has grown, and the pool of a node with `data_queue` cannot while the node runs.
+    #[error(
+        "node {name} has `data_queue`: {}, and its unit has grown meanwhile; start the node again, and its pool grows first",
+        KEEPS_LENGTH
+    )]
+    KeepsLength {
+        /// Name of the node.
+        name: String,
     },
     /// The pool failed while the node worked.
     #[error("pool {path} failed: {source}; check it with `tako check`")]

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use pmem::Region;
 use protocol::{ClusterMap, Defects, NodeId};
 
+use super::error::KEEPS_LENGTH;
 use super::membership_threads::RETRY;
 use super::opening::format_of;
 use super::{Inbox, Input, Log, NodeError, UNIT, registration, spawn};
+use crate::core::Failed;
 use crate::membership::Membership;
+use crate::pool::PoolError;
 
 /// Reserves room in this node's pool and gives it back, on a separate thread, since that takes a while.
 pub struct Growing {
@@ -37,14 +40,28 @@ pub struct Growing {
 fn refusal(name: &str, has_data_queue: bool, error: &pmem::Error) -> String {
     match error {
         pmem::Error::NoReach { .. } if has_data_queue => format!(
-            "node {name} has `data_queue`: its interface receives data in the pool, which keeps its length for that; restart the \
-             nodes without `data_queue`, grow the pools, and restart them with it"
+            "node {name} has `data_queue`: {KEEPS_LENGTH}; restart the nodes without `data_queue`, grow the pools, and restart them \
+             with it"
         ),
         error => format!("node {name}: {error}"),
     }
 }
 
 impl Growing {
+    /// Why the node ends when its pool at this path fails so.
+    pub fn end_of_node(&self, path: &str, source: Failed) -> NodeError {
+        match source.source {
+            PoolError::Region(pmem::Error::NoReach { .. }) if self.has_data_queue => {
+                let name = self.name.clone();
+                NodeError::KeepsLength { name }
+            }
+            _ => NodeError::Failed {
+                path: path.into(),
+                source,
+            },
+        }
+    }
+
     /// Begins what this map requests of the node. The image starts at `start` in the pool.
     pub fn take_map(&self, map: &ClusterMap, start: u64) {
         let Some(unit) = map.unit(UNIT) else {

@@ -292,10 +292,7 @@ impl Service {
             reads: false,
         };
         let stepped = self.core.step(now, &mut port, input);
-        let output = stepped.map_err(|source| NodeError::Failed {
-            path: self.pool.clone(),
-            source,
-        })?;
+        let output = stepped.map_err(|source| self.growing.end_of_node(&self.pool, source))?;
         let Some(output) = output else {
             return Ok(());
         };
