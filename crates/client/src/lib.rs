@@ -63,7 +63,9 @@ pub use map::Map;
 pub use open_flags::OpenFlags;
 pub use operations::{Acknowledge, LOCK_END, Lock, LockKind, LockSpace};
 pub use pmem::Region;
-pub use requests::{HoldsSource, Interrupt, Owning, RequestError, Requests, Started, TurnListener};
+pub use requests::{
+    HoldsSource, Interrupt, LandingError, Owning, RequestError, Requests, Started, TurnListener,
+};
 pub use source::{Source, SourceError};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,

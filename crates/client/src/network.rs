@@ -43,7 +43,9 @@ use self::connection::Connection;
 pub use self::error::Error;
 pub use self::inside::Inside;
 use crate::leases::{self, Listener, RecallListener, Renewable};
-use crate::{HoldsSource, Interrupt, Owning, RequestError, Requests, Started, TurnListener};
+use crate::{
+    HoldsSource, Interrupt, LandingError, Owning, RequestError, Requests, Started, TurnListener,
+};
 
 /// Access to a network, and time limits of calls.
 #[derive(Clone)]
@@ -282,10 +284,14 @@ impl Requests for Network {
         &self,
         operation: Operation,
         target: (ReadTarget, u64),
-    ) -> Result<(Outcome, bool), RequestError> {
+    ) -> Result<(Outcome, bool), LandingError> {
         let call = Arc::new(Call::landing(operation, target));
         self.shared.submitted.lock().push(call.clone());
-        let outcome = self.shared.wait_for(&call, self.shared.timeout)?;
+        let waited = self.shared.wait_for(&call, self.shared.timeout);
+        let outcome = waited.map_err(|source| LandingError {
+            source,
+            may_land: call.may_land(),
+        })?;
         Ok((outcome, call.has_landed()))
     }
 

@@ -36,16 +36,20 @@ pub trait Requests: Send + Sync {
     }
 
     /// Executes a read with data that may land in such memory, from an offset on, up to a whole block. Returns the outcome, which has the
-    /// data, and whether it has landed instead: [`Outcome::count`] bytes. After an error the data may land later.
+    /// data, and whether it has landed instead: [`Outcome::count`] bytes.
     ///
     /// # Errors
-    /// As [`Requests::call`].
+    /// As [`Requests::call`], with whether the data may land later.
     fn call_landing(
         &self,
         operation: Operation,
         _target: (ReadTarget, u64),
-    ) -> Result<(Outcome, bool), RequestError> {
-        let outcome = self.call(operation, Acknowledge::Primary)?;
+    ) -> Result<(Outcome, bool), LandingError> {
+        let called = self.call(operation, Acknowledge::Primary);
+        let outcome = called.map_err(|source| LandingError {
+            source,
+            may_land: false,
+        })?;
         Ok((outcome, false))
     }
 
@@ -189,6 +193,16 @@ pub enum RequestError {
     /// The answer does not belong to the request.
     #[error("the cluster's answer is invalid: {0}; check that all nodes run the same version")]
     Invalid(&'static str),
+}
+
+/// Why a read into memory has no outcome.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{source}")]
+pub struct LandingError {
+    /// Cause of the failure.
+    pub source: RequestError,
+    /// Whether its data was requested and may land later.
+    pub may_land: bool,
 }
 
 /// Ends a call early, from another thread.

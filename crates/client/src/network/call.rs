@@ -24,7 +24,7 @@ pub struct Call {
     /// The inode of the file that it is about.
     pub inode: u64,
     /// Where the data of a read may land: from this offset on.
-    pub target: Option<(ReadTarget, u64)>,
+    target: Option<(ReadTarget, u64)>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -39,6 +39,8 @@ struct State {
     leads: bool,
     /// Its thread waits no longer.
     has_ended: bool,
+    /// Data was requested into the memory.
+    may_land: bool,
     has_landed: bool,
 }
 
@@ -72,6 +74,7 @@ impl Call {
                 kept: None,
                 leads: false,
                 has_ended: false,
+                may_land: false,
                 has_landed: false,
             }),
             changed: Condvar::new(),
@@ -85,6 +88,24 @@ impl Call {
             target: Some(target),
             ..call
         }
+    }
+
+    /// Whether it is a read with data that may land in memory.
+    pub fn has_target(&self) -> bool {
+        self.target.is_some()
+    }
+
+    /// The memory, for a transfer that begins now; none once the call has ended, so that nothing lands there later.
+    pub fn begin_landing(&self) -> Option<(ReadTarget, u64)> {
+        let mut state = self.state.lock();
+        let target = self.target.clone().filter(|_| !state.has_ended);
+        state.may_land |= target.is_some();
+        target
+    }
+
+    /// Whether data may land although the call has ended without its outcome.
+    pub fn may_land(&self) -> bool {
+        self.state.lock().may_land
     }
 
     /// The data of the outcome that is delivered next has landed.
@@ -175,11 +196,25 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use fabric::{Access, Provider, ReadMemory, Table};
     use operations::FileId;
+    use pmem::Region;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(120);
+
+    fn target() -> ReadTarget {
+        let region = Region::memory(4096, false).unwrap();
+        let registered = Table::default().insert(&region, 0..4096, Access::LOCAL);
+        let memory = ReadMemory {
+            region,
+            start: 0,
+            is_exact: true,
+            owner: Arc::new(()),
+        };
+        ReadTarget::new(Provider::Ethernet, registered.unwrap(), memory)
+    }
 
     fn call() -> Arc<Call> {
         let file = FileId::default();
@@ -211,9 +246,24 @@ mod tests {
         assert!(!second.end(), "it was never sent");
         assert!(second.take_request().is_none());
         assert!(!second.promote(), "its thread would never hand over");
+        assert!(!second.may_land());
         let third = call();
         third.take_request();
         assert!(third.end(), "its outcome may still come");
         assert!(!third.deliver(Outcome::default(), None));
+    }
+
+    #[test]
+    fn nothing_lands_for_a_call_that_has_ended() {
+        let landing = || Call::landing(Operation::CloseSession, (target(), 0));
+        let call = landing();
+        call.take_request();
+        call.end();
+        assert!(call.begin_landing().is_none());
+        assert!(!call.may_land(), "its memory is used again");
+        let call = landing();
+        assert!(call.begin_landing().is_some());
+        call.end();
+        assert!(call.may_land());
     }
 }

@@ -279,7 +279,7 @@ impl Connection {
             let now = self.now();
             let client = &mut self.client;
             let ticket = match call.terms {
-                Terms::Plain if call.target.is_some() => {
+                Terms::Plain if call.has_target() => {
                     client.submit_landing(now, operation, acknowledge)
                 }
                 Terms::Plain => client.submit(now, operation, acknowledge),
@@ -382,7 +382,7 @@ impl Connection {
             let call = transfer
                 .lands
                 .and_then(|(ticket, _)| self.calls.get(&ticket));
-            let target = call.and_then(|call| call.target.clone());
+            let target = call.and_then(|call| call.begin_landing());
             let (messenger, client) = (&mut self.messenger, &mut self.client);
             self.memories
                 .start(now, (transfer, target), messenger, client);

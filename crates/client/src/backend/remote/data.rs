@@ -162,7 +162,12 @@ impl Remote {
             .requests
             .call_landing(operation, (target.clone(), offset));
         self.0.cache.end(work, None, None);
-        let (outcome, has_landed) = landed.inspect_err(|_| memory.unsettle())?;
+        let (outcome, has_landed) = landed.map_err(|error| {
+            if error.may_land {
+                memory.unsettle();
+            }
+            error.source
+        })?;
         let outcome = outcome.into_result()?;
         if has_landed {
             let count = usize::try_from(outcome.count).unwrap_or(usize::MAX);

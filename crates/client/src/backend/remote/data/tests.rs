@@ -15,7 +15,7 @@ use super::super::attributes_of;
 use super::*;
 use crate::backend::{Backend, Inode};
 use crate::leases::{self, Kept, RecallListener, Renewable};
-use crate::{File, HoldsSource, Map, OpenFlags, RequestError, Requests};
+use crate::{File, HoldsSource, LandingError, Map, OpenFlags, RequestError, Requests};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
@@ -31,6 +31,8 @@ struct Cluster {
     /// Outcomes come without data, and nothing has landed.
     is_without_data: AtomicBool,
     is_unreachable: AtomicBool,
+    /// Whether data was requested before the cluster became unreachable.
+    may_land: AtomicBool,
     /// How often attributes were asked for.
     asked: AtomicU64,
     target: ReadTarget,
@@ -51,6 +53,7 @@ impl Cluster {
             damaged: NONE.into(),
             is_without_data: AtomicBool::new(false),
             is_unreachable: AtomicBool::new(false),
+            may_land: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             target: ReadTarget::new(Provider::Ethernet, registered.unwrap(), memory),
         })
@@ -100,13 +103,16 @@ impl Requests for Cluster {
         &self,
         operation: Operation,
         (target, at): (ReadTarget, u64),
-    ) -> Result<(Outcome, bool), RequestError> {
+    ) -> Result<(Outcome, bool), LandingError> {
         let Operation::Read { offset, length, .. } = operation else {
             panic!("{operation:?}");
         };
         assert_eq!(offset, at);
         if self.is_unreachable.load(Ordering::Relaxed) {
-            return Err(RequestError::Unreachable("no answer".to_owned()));
+            return Err(LandingError {
+                source: RequestError::Unreachable("no answer".to_owned()),
+                may_land: self.may_land.load(Ordering::Relaxed),
+            });
         }
         let count = u64::from(length);
         let landed = Outcome {
@@ -180,10 +186,22 @@ fn a_read_without_its_data_is_an_error_and_not_empty() {
 fn nothing_is_read_behind_a_read_with_an_unknown_end() {
     let cluster = Cluster::new();
     cluster.is_unreachable.store(true, Ordering::Relaxed);
+    cluster.may_land.store(true, Ordering::Relaxed);
     let map = map(&cluster);
     assert!(map.load(0..PAGE).is_err());
     cluster.is_unreachable.store(false, Ordering::Relaxed);
     assert!(map.load(0..PAGE).is_err(), "its data may land later");
+}
+
+#[test]
+fn a_map_is_read_after_a_call_that_requested_no_data() {
+    let cluster = Cluster::new();
+    cluster.is_unreachable.store(true, Ordering::Relaxed);
+    let map = map(&cluster);
+    assert!(map.load(0..PAGE).is_err());
+    cluster.is_unreachable.store(false, Ordering::Relaxed);
+    map.load(0..PAGES * PAGE).unwrap();
+    assert_eq!(map[5 * PAGE as usize], number(5));
 }
 
 #[test]
