@@ -229,10 +229,11 @@ impl Mapping {
 
     #[inline]
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
-        let from = self.at(offset, into.len());
-        copies::count(into.len());
+        let (from, length) = (self.at(offset, into.len()), into.len());
         // SAFETY: as in `read`. Prefetched memory need not exist.
-        unsafe { checksum::copy(into.as_mut_ptr(), from, into.len(), into.len() + more) }
+        let register = unsafe { checksum::copy(into.as_mut_ptr(), from, length, length + more) }?;
+        copies::count(length);
+        Some(register)
     }
 
     #[inline]
