@@ -1,7 +1,7 @@
 //! `tako mkfs`.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
@@ -28,9 +28,13 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     // Resolved once: what is examined is what is replaced, wherever a symbolic link leads later.
     let pool = &match fs::canonicalize(&arguments.pool) {
         Ok(resolved) => resolved,
-        Err(_) if arguments.pool.is_symlink() => {
+        Err(error) if arguments.pool.is_symlink() => {
+            let why = match error.kind() {
+                ErrorKind::NotFound => "leads nowhere; remove it".to_owned(),
+                _ => format!("cannot be followed: {error}; mend it"),
+            };
             return Err(Failure::Failed(format!(
-                "{} is a symbolic link that leads nowhere; remove it or choose another path",
+                "{} is a symbolic link that {why}, or choose another path",
                 arguments.pool.display()
             )));
         }

@@ -243,6 +243,14 @@ fn mkfs_replaces_the_pool_behind_a_symbolic_link_and_refuses_hard_links() {
     assert_eq!(fs::metadata(&pool).unwrap().len(), 16 << 20);
     tako(&["check", &pool]).ended(0);
 
+    for (target, why) in [("none", "leads nowhere"), ("loop", "cannot be followed")] {
+        let link = scratch.path("loop");
+        symlink(target, &link).unwrap();
+        let refused = tako(&["mkfs", &link, "--size", "16M", "--force"]).ended(1);
+        assert!(refused.contains(why), "{refused}");
+        fs::remove_file(&link).unwrap();
+    }
+
     let other = scratch.path("other");
     fs::hard_link(&pool, &other).unwrap();
     for name in [&pool, &other, &link] {

@@ -140,14 +140,18 @@ struct Shared {
     /// The unit with the root directory.
     unit: u16,
     start: Instant,
-    /// When the keeper wakes up by itself, in nanoseconds since the start.
+    /// When the keeper wakes up by itself, in nanoseconds since the start; [`AWAKE`] while it works.
     keeper_until: AtomicU64,
-    is_closed: Mutex<bool>,
+    keeping: Mutex<Keeping>,
     keeper: Condvar,
     /// A node in this process, and the session that may read there without a message; 0 for none.
     inside: Option<Arc<dyn Inside>>,
     reader: Arc<AtomicU64>,
     read_ahead_max: Arc<AtomicUsize>,
+    /// Whether reads at once may succeed with the present links.
+    reads_at_once: Arc<AtomicBool>,
+    /// A call leads: the keeper need not look until it ends.
+    is_led: AtomicBool,
     /// Called with each recall of a lease.
     listener: Listener,
     /// What takes turns of waits for locks.
@@ -163,6 +167,17 @@ struct Shared {
     /// Whether every call fails from now on.
     is_ended: AtomicBool,
 }
+
+/// What the keeper is told by other threads.
+#[derive(Default)]
+struct Keeping {
+    is_closed: bool,
+    /// When it has to work, if that is earlier than it knows.
+    wake_at: Option<Instant>,
+}
+
+/// The keeper works, and then sleeps until it is told.
+const AWAKE: u64 = u64::MAX;
 
 impl Limit {
     /// When the call checks its limits again, at the latest.
@@ -209,6 +224,8 @@ impl Network {
             inside,
             reader: connection.reader(),
             read_ahead_max: connection.read_ahead_max(),
+            reads_at_once: connection.reads_at_once(),
+            is_led: AtomicBool::new(false),
             listener: connection.listener(),
             turns: connection.turns(),
             invalidated: Mutex::default(),
@@ -220,8 +237,8 @@ impl Network {
             waiting: Mutex::default(),
             timeout,
             unit,
-            keeper_until: AtomicU64::new(0),
-            is_closed: Mutex::new(false),
+            keeper_until: AtomicU64::new(AWAKE),
+            keeping: Mutex::default(),
             keeper: Condvar::new(),
             is_lost: AtomicBool::new(false),
             cache: OnceLock::new(),
@@ -390,7 +407,7 @@ impl Requests for Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        *self.shared.is_closed.lock() = true;
+        self.shared.keeping.lock().is_closed = true;
         self.shared.keeper.notify_all();
         self.shared.handle.wake();
         if let Some(keeper) = self.keeper.take() {
@@ -434,9 +451,9 @@ impl Shared {
         self.wait_for(&call, timeout)
     }
 
-    /// Reads at once, unless another thread uses the connection or there is other work on it: an ordinary call does that work.
+    /// Reads at once, unless another thread uses the connection or there is other work on it.
     fn read_at_once(&self, at: (FileId, u64), into: &mut [u8], note_read: bool) -> Option<usize> {
-        if into.len() < AT_ONCE_LEAST {
+        if into.len() < AT_ONCE_LEAST || !self.reads_at_once.load(Ordering::Relaxed) {
             return None;
         }
         touch(into);
@@ -445,11 +462,9 @@ impl Shared {
             true => None,
             false => connection.read_at_once(at, into, note_read),
         };
-        // What came meanwhile waits for this thread.
-        if read.is_some() && self.has_work() {
-            connection.begin(&mut self.submitted.lock());
-            connection.answer_recalls(&mut self.invalidated.lock());
-            connection.pump();
+        // What was there, or came meanwhile, waits for this thread.
+        if self.has_work() {
+            self.begin_work(&mut connection);
         }
         drop(connection);
         self.hand_over();
@@ -463,12 +478,18 @@ impl Shared {
             || !self.waiting.lock().is_empty()
     }
 
+    /// Begins the calls that were submitted, answers recalls, and sends what is to be sent.
+    fn begin_work(&self, connection: &mut Connection) {
+        connection.begin(&mut self.submitted.lock());
+        connection.answer_recalls(&mut self.invalidated.lock());
+        connection.pump();
+    }
+
     /// Sends what was submitted, or lets the leader do it.
     fn submit(&self) {
         match self.connection.try_lock() {
             Some(mut connection) => {
-                connection.begin(&mut self.submitted.lock());
-                connection.pump();
+                self.begin_work(&mut connection);
                 let due = self.due(&connection);
                 drop(connection);
                 self.wake_keeper_before(due);
@@ -595,11 +616,10 @@ impl Shared {
         call: &Arc<Call>,
         limit: &Limit,
     ) -> Result<Outcome, RequestError> {
+        self.is_led.store(true, Ordering::Relaxed);
         connection.catch_up();
         let outcome = loop {
-            connection.begin(&mut self.submitted.lock());
-            connection.answer_recalls(&mut self.invalidated.lock());
-            connection.pump();
+            self.begin_work(&mut connection);
             if let Some(outcome) = call.take() {
                 break Ok(outcome);
             }
@@ -612,6 +632,7 @@ impl Shared {
             self.is_lost.store(connection.is_lost(), Ordering::Release);
         };
         let due = self.due(&connection);
+        self.is_led.store(false, Ordering::Relaxed);
         drop(connection);
         self.wake_keeper_before(due);
         // It may still be listed, since it was woken up before it led.
@@ -687,25 +708,31 @@ impl Shared {
 
     fn wake_keeper_before(&self, due: Instant) {
         if self.since_start(due) < self.keeper_until.load(Ordering::Relaxed) {
-            let _is_closed = self.is_closed.lock();
+            let mut keeping = self.keeping.lock();
+            keeping.wake_at = Some(keeping.wake_at.map_or(due, |at| at.min(due)));
             self.keeper.notify_all();
         }
     }
 
     /// Leads for a moment whenever something is due and no call leads, and for as long as recalls or turns may come.
     fn keep(&self) {
-        let mut is_closed = self.is_closed.lock();
-        while !*is_closed {
-            let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
+        let mut keeping = self.keeping.lock();
+        while !keeping.is_closed {
+            self.keeper_until.store(AWAKE, Ordering::Relaxed);
+            let until = MutexGuard::unlocked(&mut keeping, || match self.connection.try_lock() {
                 Some(connection) => self.look_after(connection),
                 // That thread executes due actions until it ends.
                 None if self.listens() => Instant::now() + LISTEN_AFTER,
+                None if self.is_led.load(Ordering::Relaxed) => Instant::now() + KEEPER_EVERY,
                 None => Instant::now() + USED_AGAIN,
             });
+            // A thread that ended its work meanwhile knew of no later time.
+            let until = keeping.wake_at.take().map_or(until, |at| at.min(until));
             let wakes = self.since_start(until);
             self.keeper_until.store(wakes, Ordering::Relaxed);
-            if !*is_closed {
-                self.keeper.wait_until(&mut is_closed, until);
+            if !keeping.is_closed {
+                self.keeper.wait_until(&mut keeping, until);
+                keeping.wake_at = None;
             }
         }
     }
@@ -714,9 +741,7 @@ impl Shared {
     /// work again.
     fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
         loop {
-            connection.begin(&mut self.submitted.lock());
-            connection.answer_recalls(&mut self.invalidated.lock());
-            connection.pump();
+            self.begin_work(&mut connection);
             let listens = self.listens() && self.waiting.lock().is_empty();
             let until = match self.turns.lock().is_some() {
                 true => Instant::now() + KEEPER_EVERY,
@@ -730,7 +755,7 @@ impl Shared {
             };
             connection.step(most);
             let due = self.due(&connection);
-            if !listens || *self.is_closed.lock() {
+            if !listens || self.keeping.lock().is_closed {
                 drop(connection);
                 self.hand_over();
                 return due.min(Instant::now() + KEEPER_EVERY);

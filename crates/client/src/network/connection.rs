@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use connections::choice::Choice;
@@ -10,7 +10,7 @@ use connections::messenger::{self, Event, Handle, LinkId, Messenger, ReadTarget}
 use fabric::Provider;
 use operations::{Acknowledge, Bytes, FileId, Held, Operation};
 use parking_lot::Mutex;
-use protocol::client::{AtOnce, Event as ClientEvent, Keep, Recalled};
+use protocol::client::{AtOnce, Event as ClientEvent, Keep, Mode, Recalled};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NO_NODE;
 use protocol::wire::{Body, Envelope, Message};
@@ -70,6 +70,7 @@ pub struct Connection {
     reader: Arc<AtomicU64>,
     /// Longest read for which reading ahead pays.
     read_ahead_max: Arc<AtomicUsize>,
+    reads_at_once: Arc<AtomicBool>,
     /// The read that is executed at once.
     at_once: AtOnce,
     /// Ends of reads with transfers in flight to their memory.
@@ -128,6 +129,7 @@ impl Connection {
             turns: Arc::default(),
             reader: Arc::default(),
             read_ahead_max: Arc::default(),
+            reads_at_once: Arc::default(),
             at_once: AtOnce::default(),
             landing: Vec::new(),
             events: Vec::new(),
@@ -185,6 +187,11 @@ impl Connection {
     /// Longest read for which reading ahead pays, with the transport to the primary.
     pub fn read_ahead_max(&self) -> Arc<AtomicUsize> {
         self.read_ahead_max.clone()
+    }
+
+    /// Whether reads at once may succeed: one-sided reads are chosen, and a member's memory is mapped.
+    pub fn reads_at_once(&self) -> Arc<AtomicBool> {
+        self.reads_at_once.clone()
     }
 
     /// When the last lease ends: recalls come until then. Files that the session owns may be recalled at any time.
@@ -506,7 +513,11 @@ impl Connection {
             true => (None, false),
             false => (provider, !near.is_empty()),
         };
-        self.client.set_mode(self.memories.mode(provider, is_near));
+        let mode = self.memories.mode(provider, is_near);
+        let is_one_sided = matches!(mode, Mode::ClientActive { .. });
+        self.reads_at_once
+            .store(is_one_sided && is_near, Ordering::Relaxed);
+        self.client.set_mode(mode);
         self.client.set_near(near);
         self.read_ahead_max
             .store(read_ahead_max(provider, is_near), Ordering::Relaxed);

@@ -199,8 +199,7 @@ impl Messenger {
         self.lanes.iter_mut().find_map(|lane| {
             let device = self.transports.device(lane.provider)?;
             // Buffers of a transport that has no such memory would use up memory for frames.
-            let is_exact = |bytes| device.read_memory(bytes).is_some_and(|it| it.is_exact);
-            if !is_exact(BLOCK as u64) {
+            if !device.read_memory(BLOCK as u64)?.is_exact {
                 return None;
             }
             // The buffers for transfers come first: only the rest of the memory is for others.

@@ -29,7 +29,7 @@ pub struct Groups {
 
 struct Member {
     id: GroupId,
-    /// Goes first. `None` if nothing is to be received, and once it leaves.
+    /// Dropped before the queue pair. `None` if nothing is to be received, and once it leaves.
     attached: Option<Attached>,
     /// Datagrams may come, also some that came before it left.
     listens: bool,

@@ -155,7 +155,7 @@ fn a_link_states_why_it_has_no_pool() {
     assert!(report.contains("1 passed"), "{report}");
 }
 
-/// A part of the test before, in a process of its own. Of itself it does nothing.
+/// A part of the test before, in a process of its own. Without `OPENS_NONE` it does nothing.
 #[test]
 fn this_process_opens_no_more_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};

@@ -85,7 +85,7 @@ impl AtOnce {
 impl Client {
     /// Plans a read into memory of so many bytes. Whether it can be executed at once: then its copies are made and its version word is
     /// read, and [`Client::counts_at_once`] follows, or [`Client::discard_at_once`]. It requests nothing, and is noted nowhere.
-    /// `note_read`: the primary has to know of the read, and so does if it has noted an earlier one of the same version.
+    /// `note_read`: the primary has to note the read; it has if it noted an earlier one of the same version.
     pub fn plan_at_once(
         &mut self,
         (file, offset): (FileId, u64),
