@@ -1,8 +1,8 @@
 //! The `tako` command: pools, mounts, and files in a pool without a mount.
 //!
 //! `arguments` defines the command line; each command has its module; `location` distinguishes `POOL:/path` from a path on
-//! this host, `pools` opens pools, `walk` goes through a tree, `service` has the helpers of mount(8) and fsck(8), and `failure` is
-//! how all of them fail.
+//! this host, `pools` opens pools, `walk` goes through a tree, `service` has the helpers of mount(8) and fsck(8), `guard` a
+//! process beside a mount, and `failure` is how all of them fail.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -15,6 +15,7 @@ mod completions;
 mod copy;
 mod failure;
 mod grow;
+mod guard;
 mod info;
 mod keys;
 mod list;
@@ -52,6 +53,9 @@ use failure::Outcome;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    if let Some(code) = guard::run_as_guard(std::env::args_os()) {
+        return code;
+    }
     let as_helper = service::run_as_helper(std::env::args_os(), |arguments| {
         mount::run(arguments, &mut std::io::sink())
     });

@@ -18,6 +18,7 @@ use crate::arguments::Mount;
 use crate::arguments::files::Umount;
 use crate::channel;
 use crate::failure::{Failure, Outcome};
+use crate::guard::Guard;
 use crate::info;
 use crate::log::{self, Log};
 use crate::pools::{mounted_at, mounts_of};
@@ -98,6 +99,7 @@ fn serve(
         false => mount_pool(&arguments.source, directory, &options, log)?,
     };
     mount.unmount_on_signals()?;
+    let _guard = is_remote(arguments).then(|| Guard::start(&mount, &arguments.source, log));
     let (source, directory) = (arguments.source.display(), mount.directory().display());
     if arguments.detached {
         // A mount must not keep busy the directory that it was started in.

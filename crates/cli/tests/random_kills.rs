@@ -171,15 +171,7 @@ fn history(seed: u64, hits: &[Hit]) {
     random_work::history(Nodes::new(), &work, seed, hits);
 }
 
-/// Rounds of `make test`: the same each time, as far as what happens goes.
 #[test]
 fn clients_see_one_order_while_nodes_and_mounts_are_killed() {
-    if std::env::var_os("TAKO_SOAK").is_none() {
-        return history(1, &HITS[..ROUNDS]);
-    }
-    for seed in 0..200 / ROUNDS as u64 {
-        let mut random = Random::new(seed);
-        let hits: Vec<Hit> = (0..ROUNDS).map(|_| *random.pick(&HITS)).collect();
-        history(seed, &hits);
-    }
+    random_work::histories(&HITS, ROUNDS, history);
 }

@@ -198,22 +198,7 @@ fn history(seed: u64, hits: &[Hit]) {
     random_work::history(Nodes::new(), &work, seed, hits);
 }
 
-/// Rounds of `make test`: the same each time, as far as what happens goes.
 #[test]
 fn clients_see_one_order_while_links_are_cut_and_slow() {
-    if std::env::var_os("TAKO_SOAK").is_none() {
-        return history(1, &HITS[..ROUNDS]);
-    }
-    let first = std::env::var("TAKO_FIRST_SEED")
-        .ok()
-        .and_then(|it| it.parse().ok());
-    let seeds = match first {
-        Some(first) => first..first + 1,
-        None => 0..200 / ROUNDS as u64,
-    };
-    for seed in seeds {
-        let mut random = Random::new(seed);
-        let hits: Vec<Hit> = (0..ROUNDS).map(|_| *random.pick(&HITS)).collect();
-        history(seed, &hits);
-    }
+    random_work::histories(&HITS, ROUNDS, history);
 }

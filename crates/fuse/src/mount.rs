@@ -97,6 +97,11 @@ impl Mount {
         &self.place.directory
     }
 
+    /// Number by which the kernel lists its connection with this process.
+    pub fn connection(&self) -> u32 {
+        minor(self.place.device)
+    }
+
     /// Transport of its requests from the kernel.
     pub fn transport(&self) -> &Transport {
         &self.transport

@@ -20,6 +20,7 @@ use server::node::{Inside, Node};
 
 use super::config::{NodeFile, PeerSection};
 use crate::failure::Failure;
+use crate::guard::Guard;
 use crate::log::Log;
 use crate::remote::{self, RemoteOptions, cluster_options};
 use crate::state_directory::note_mount;
@@ -251,6 +252,7 @@ impl InsideMount {
         let file_system = remote::file_system(network, remote);
         remote::answer_early(&file_system, options, &plan.source, log)?;
         let mount = fuse::mount(file_system, &plan.directory, options)?;
+        let _guard = Guard::start(&mount, Path::new(&plan.source), log);
         // `end` finds the mount in the kernel's table if it comes later.
         if self.is_to_end() {
             return Ok(());

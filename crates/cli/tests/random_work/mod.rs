@@ -472,6 +472,24 @@ pub trait Field {
     fn examine(self);
 }
 
+/// Runs the first rounds of `hits`, the same each time, as `make test` does. With `TAKO_SOAK` it runs 200 rounds at random, or only those
+/// of the seed `TAKO_FIRST_SEED`.
+pub fn histories<Hit: Copy>(hits: &[Hit], rounds: usize, history: impl Fn(u64, &[Hit])) {
+    if std::env::var_os("TAKO_SOAK").is_none() {
+        return history(1, &hits[..rounds]);
+    }
+    let first = std::env::var("TAKO_FIRST_SEED").ok();
+    let seeds = match first.and_then(|it| it.parse().ok()) {
+        Some(first) => first..first + 1,
+        None => 0..200 / rounds as u64,
+    };
+    for seed in seeds {
+        let mut random = Random::new(seed);
+        let picked: Vec<Hit> = (0..rounds).map(|_| *random.pick(hits)).collect();
+        history(seed, &picked);
+    }
+}
+
 /// So many rounds of work on one cluster.
 pub fn history<F: Field>(mut field: F, work: &Work, seed: u64, hits: &[F::Hit]) {
     let mut random = Random::new(seed);
