@@ -289,6 +289,51 @@ fn requests_announce_themselves_and_outlive_their_primary() {
 }
 
 #[test]
+fn early_answered_writes_are_copied_out_of_the_mount_and_outlive_a_primary() {
+    /// The longest write that is answered early.
+    const EARLY: usize = 64 << 10;
+    const WRITES: usize = 64;
+    let cluster = Cluster::up();
+    let mount = cluster.mount("ack=primary,cache=writeback,io=server,transport=shm");
+    let path = |number: usize| mount.join(format!("file{number}"));
+    let write = |number: usize| {
+        let file = File::create(path(number)).expect("it is made");
+        for at in 0..WRITES {
+            let data = bytes(number * WRITES + at, EARLY);
+            file.write_all_at(&data, (at * EARLY) as u64)
+                .expect("it has room");
+        }
+        file
+    };
+    let check = |primary: Value| {
+        assert_eq!(
+            ways(&primary, false, "write_cache"),
+            ["copied from its memory"]
+        );
+    };
+    write(0).sync_all().expect("it is synced");
+    check(cluster.primary());
+    let unsynced = write(1);
+    cluster.kill_primary();
+    unsynced.sync_all().expect("it is synced");
+    drop(unsynced);
+    write(2).sync_all().expect("it is synced");
+    check(cluster.primary());
+    let contents = |number: usize| -> Vec<u8> {
+        let parts = (0..WRITES).map(|at| bytes(number * WRITES + at, EARLY));
+        parts.flatten().collect()
+    };
+    let all = [0, 1, 2].map(contents);
+    for (number, contents) in all.iter().enumerate() {
+        let read = std::fs::read(path(number)).expect("it is there");
+        assert!(read == *contents, "file {number}");
+    }
+    cluster.umount();
+    cluster.tako(&["up", "--name", "c"]);
+    verify_members(&cluster, &[("file1", &all[1]), ("file2", &all[2])]);
+}
+
+#[test]
 fn status_gives_the_reason_for_messages_over_tcp() {
     let cluster = Cluster::up();
     let mount = cluster.mount("requests=announced,pull=always,transport=tcp");
@@ -298,6 +343,8 @@ fn status_gives_the_reason_for_messages_over_tcp() {
     assert_eq!(ways(&primary, false, "requests"), [reason]);
     let reason = "nothing: the target's processor would execute the reads";
     assert_eq!(ways(&primary, false, "pull"), [reason]);
+    let reason = "in messages: the target's processor would execute the reads";
+    assert_eq!(ways(&primary, false, "write_cache"), [reason]);
     let text = cluster.tako(&["status", "--name", "c"]);
     assert!(text.contains("; requests messages: the target's"), "{text}");
     assert_eq!(

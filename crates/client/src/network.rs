@@ -35,6 +35,7 @@ pub use connections::messenger::{Pull, RequestWay};
 use fabric::Provider;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use pmem::Arena;
 use protocol::client::Recalled;
 use protocol::{ClusterMap, NodeId};
 
@@ -295,6 +296,11 @@ impl Requests for Network {
     fn read_target(&self, bytes: u64) -> Option<ReadTarget> {
         self.shared
             .with_connection(|connection| connection.read_target(bytes))
+    }
+
+    fn write_memory(&self, block_bytes: usize, blocks: u32) -> Option<Arena> {
+        self.shared
+            .with_connection(|connection| connection.write_memory(block_bytes, blocks))
     }
 
     fn call_landing(

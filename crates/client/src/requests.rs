@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use connections::messenger::ReadTarget;
 use operations::{Acknowledge, FileId, Held, Operation, Outcome};
 use parking_lot::Mutex;
+use pmem::Arena;
 use protocol::client::{Ownership, Recalled};
 
 use crate::leases::{RecallListener, Renewable};
@@ -32,6 +33,11 @@ pub trait Requests: Send + Sync {
 
     /// Memory of so many bytes that long reads land in without a copy by this process, if there is some.
     fn read_target(&self, _bytes: u64) -> Option<ReadTarget> {
+        None
+    }
+
+    /// Memory for data of later writes, in blocks of this size, which members copy by themselves where they can. `None` if there is none.
+    fn write_memory(&self, _block_bytes: usize, _blocks: u32) -> Option<Arena> {
         None
     }
 

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pmem::Arena;
 
 pub use self::announced::RequestWay;
 use self::announced::Slots;
@@ -42,6 +43,7 @@ pub use self::block::{Armed, Handle, Ready};
 use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
+use self::fragment::Outgoing;
 use self::link::Link;
 pub use self::memory::{Direction, ReadTarget, TRANSFER_MAX, Transfer};
 pub use self::pull::Pull;
@@ -242,6 +244,10 @@ pub struct Messenger {
     pulled: u64,
     /// Messages that came by slots of links that have ended.
     announced: u64,
+    /// Memory of data that peers copy by themselves.
+    arena: Option<Arena>,
+    /// Why a peer did not get it.
+    refusal: Option<String>,
 }
 
 /// The links of one transport.
@@ -338,6 +344,8 @@ impl Messenger {
             expects_until: None,
             pulled: 0,
             announced: 0,
+            arena: None,
+            refusal: None,
         })
     }
 
@@ -453,8 +461,21 @@ impl Messenger {
     /// # Errors
     /// [`SendError`]; nothing of the message is sent then.
     pub fn send(&mut self, id: LinkId, bytes: &Bytes) -> Result<(), SendError> {
-        if bytes.len() > MESSAGE_MAX {
-            return Err(SendError::TooLong(bytes.len()));
+        self.send_outgoing(id, bytes.clone().into())
+    }
+
+    /// The same with a message in pieces. Those in memory of [`Messenger::lend`] are copied by the peer.
+    ///
+    /// # Errors
+    /// As [`Messenger::send`].
+    pub fn send_pieces(&mut self, id: LinkId, pieces: [Bytes; 3]) -> Result<(), SendError> {
+        self.send_outgoing(id, pieces.into())
+    }
+
+    fn send_outgoing(&mut self, id: LinkId, message: Outgoing) -> Result<(), SendError> {
+        let length = message.length();
+        if length > MESSAGE_MAX {
+            return Err(SendError::TooLong(length));
         }
         let most = self.options.backlog_bytes;
         self.find(id).ok_or(SendError::Ended)?;
@@ -463,32 +484,27 @@ impl Messenger {
         let link = link.ok_or(SendError::Ended)?;
         let waiting = link.stream.backlog_bytes();
         if waiting > 0 {
-            return match waiting + bytes.len() <= most {
+            return match waiting + length <= most {
                 true => {
-                    link.stream.keep(bytes.clone(), 0);
+                    link.stream.keep(message, 0);
                     Ok(())
                 }
                 false => Err(SendError::Backlog(waiting)),
             };
         }
-        let lane = &self.lanes[link.lane];
-        if link.is_ready
-            && (link.stream.pulls.wants_pool(bytes.len()) || link.stream.slots.wants_slots())
-        {
-            let sizes = (bytes.len(), self.options.wanted.queues.window);
-            if let Err(error) = link.offer_memory(&mut self.transports, lane.provider, sizes) {
-                self.failed.push((id, error));
-                return Err(SendError::Ended);
-            }
+        if link.is_ready {
+            self.offer_memory(id, &message)?;
         }
+        let link = self.links[slot].link.as_deref_mut();
+        let link = link.ok_or(SendError::Ended)?;
+        let lane = &self.lanes[link.lane];
         let queue = self.transports.queue(lane.provider);
         let queue = queue.ok_or(SendError::Ended)?;
-        let mut at = 0;
-        if link.is_ready && link.stream.post(queue, lane.pool.as_ref(), bytes, &mut at) == Post::All
-        {
+        let (pool, mut at) = (lane.pool.as_ref(), 0);
+        if link.is_ready && link.stream.post(queue, pool, &message, &mut at) == Post::All {
             return Ok(());
         }
-        link.stream.keep(bytes.clone(), at);
+        link.stream.keep(message, at);
         self.fall_behind(slot);
         Ok(())
     }

@@ -10,7 +10,7 @@ use connections::messenger::simulation::{ANNOUNCED_MAX, PULL_MIN, Side, StreamDe
 use fabric::{Error, Role};
 use fabric_simulation::simulated::{Network, NetworkOptions};
 use operations::Bytes;
-use pmem::Random;
+use pmem::{Arena, Random};
 
 /// Runs: each succeeds without a broken rule.
 const SEEDS: u64 = 200;
@@ -23,21 +23,47 @@ const WINDOWS: [u32; 3] = [4, 8, 32];
 /// Steps after which a run is stuck.
 const STEPS_MAX: usize = 200_000;
 
+/// Blocks of an arena, and their size: few, so that they are used again soon.
+const BLOCKS: u32 = 3;
+const BLOCK_BYTES: usize = 64 << 10;
+/// Bytes of a message before its data in the arena.
+const FIELDS: usize = 100;
+
 /// One side, and the messages in both directions.
 struct Party {
     side: Side,
+    /// Memory out of which the peer copies data of some long messages.
+    arena: Arena,
+    /// Whether it does so in this run.
+    lends: bool,
     to_send: VecDeque<Bytes>,
     /// Messages that the peer has sent and that have not arrived, in order.
     expected: VecDeque<Bytes>,
 }
 
 impl Party {
+    /// A message to be sent. The data of some long ones moves into the arena, if that has a free block.
+    fn in_pieces(&self, mut bytes: Bytes) -> [Bytes; 3] {
+        let block = match self.lends && bytes.len() >= FIELDS + PULL_MIN {
+            true => self.arena.allocate(),
+            false => None,
+        };
+        let Some(mut block) = block else {
+            return [bytes, Bytes::new(), Bytes::new()];
+        };
+        let mut data = bytes.split_off(FIELDS);
+        let end = data.split_off(data.len().min(BLOCK_BYTES));
+        block.write(0, &data);
+        [bytes, Bytes::from_owner(block), end]
+    }
+
     /// Sends or polls. Checks the messages that arrive.
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
         if random.below(3) == 0
             && let Some(bytes) = self.to_send.pop_front()
         {
-            self.side.send(bytes);
+            let pieces = self.in_pieces(bytes);
+            self.side.send(pieces);
             return Ok(());
         }
         for received in self.side.poll()? {
@@ -72,7 +98,17 @@ fn messages(random: &mut Random) -> VecDeque<Bytes> {
     (0..MESSAGES).map(&mut one).collect()
 }
 
-fn join(seed: u64, reads: u32, defect: Option<StreamDefect>) -> Result<[Side; 2], Error> {
+/// Whether arenas are lent in a run: with them, few buffers of links are used.
+fn lends(seed: u64) -> bool {
+    seed % 2 == 1
+}
+
+fn join(
+    seed: u64,
+    reads: u32,
+    arenas: &[Arena; 2],
+    defect: Option<StreamDefect>,
+) -> Result<[Side; 2], Error> {
     let network = Network::new(seed, NetworkOptions::default());
     let window = WINDOWS[seed as usize % WINDOWS.len()];
     let (near, of_near) = Side::new(network.device(), reads, window)?;
@@ -82,6 +118,10 @@ fn join(seed: u64, reads: u32, defect: Option<StreamDefect>) -> Result<[Side; 2]
     near.join(Role::Dialer, of_far)?;
     near.import(far.offer_pool()?)?;
     far.import(near.offer_pool()?)?;
+    if lends(seed) {
+        near.import_arena(far.lend(&arenas[1])?)?;
+        far.import_arena(near.lend(&arenas[0])?)?;
+    }
     near.import_slots(far.offer_slots()?)?;
     far.import_slots(near.offer_slots()?)?;
     Ok([near, far])
@@ -92,11 +132,16 @@ fn join(seed: u64, reads: u32, defect: Option<StreamDefect>) -> Result<[Side; 2]
 fn run(seed: u64, defect: Option<StreamDefect>) -> Result<[u64; 2], String> {
     let mut random = Random::new(seed);
     let reads = 1 + random.below(4) as u32;
-    let sides = join(seed, reads, defect).expect("two sides are joined");
+    let arenas = [(); 2].map(|()| Arena::new(BLOCK_BYTES, BLOCKS).expect("there is memory"));
+    let sides = join(seed, reads, &arenas, defect).expect("two sides are joined");
     let sent = [(); 2].map(|()| messages(&mut random));
     let [to_far, to_near] = sent;
-    let mut parties = sides.map(|side| Party {
+    let [near, far] = sides;
+    let [of_near, of_far] = arenas;
+    let mut parties = [(near, of_near), (far, of_far)].map(|(side, arena)| Party {
         side,
+        arena,
+        lends: lends(seed),
         to_send: VecDeque::new(),
         expected: VecDeque::new(),
     });

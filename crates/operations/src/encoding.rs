@@ -32,6 +32,22 @@ impl Operation {
         encode(self, to)
     }
 
+    /// The same, but leaves out the data of a write, unless it has none. Returns where it belongs.
+    pub fn encode_around(&self, to: Vec<u8>) -> (Vec<u8>, Option<(usize, &Bytes)>) {
+        let left_out = match self {
+            Operation::Write { data, .. } if !data.is_empty() => data,
+            _ => return (self.encode(to), None),
+        };
+        let around = Around {
+            encoded: to,
+            left_out,
+            at: 0,
+        };
+        let encoded = postcard::serialize_with_flavor(self, around);
+        let (encoded, at) = encoded.expect(ENCODABLE);
+        (encoded, Some((at, left_out)))
+    }
+
     /// Reads an operation that these bytes are, whole.
     ///
     /// # Errors
@@ -143,7 +159,38 @@ impl Outcome {
 
 fn encode(value: &impl Serialize, to: Vec<u8>) -> Vec<u8> {
     let encoded = postcard::serialize_with_flavor(value, Appending(to));
-    encoded.expect("every value has an encoding, and a vector always grows")
+    encoded.expect(ENCODABLE)
+}
+
+const ENCODABLE: &str = "every value has an encoding, and a vector always grows";
+
+/// A vector to which all is appended but one slice of data.
+struct Around<'a> {
+    encoded: Vec<u8>,
+    left_out: &'a Bytes,
+    /// Where the slice belongs.
+    at: usize,
+}
+
+impl Flavor for Around<'_> {
+    type Output = (Vec<u8>, usize);
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.encoded.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        match bytes.as_ptr_range() == self.left_out.as_ptr_range() {
+            true => self.at = self.encoded.len(),
+            false => self.encoded.extend_from_slice(bytes),
+        }
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<(Vec<u8>, usize)> {
+        Ok((self.encoded, self.at))
+    }
 }
 
 /// A vector to which data is appended in one piece: [`postcard::to_extend`] appends byte by byte.

@@ -14,8 +14,10 @@
 //!
 //! This is the crate where `unsafe` lives. No Rust reference to the bytes of a region ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
-//! in and out through raw pointers. Bytes of [`DemandPages`] do not change.
+//! in and out through raw pointers. Bytes of [`DemandPages`] do not change, and those of a [`Block`] of an [`Arena`] only by its
+//! owner.
 
+mod arena;
 mod barrier;
 pub mod checksum;
 mod copies;
@@ -37,6 +39,7 @@ mod space;
 mod threads;
 mod watched;
 
+pub use arena::{Arena, Block};
 pub use copies::copied_bytes;
 pub use demand::{DemandPages, Fill, private};
 pub use error::Error;

@@ -194,6 +194,11 @@ impl Mapping {
         Mapping::new(&self.path, pages, pool)
     }
 
+    /// See [`crate::Region::takes_stores`].
+    pub(crate) fn takes_stores(&self) -> bool {
+        self.pages.takes_stores
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
@@ -473,6 +478,8 @@ impl Mapping {
 pub(crate) struct Pages {
     base: NonNull<u8>,
     length: usize,
+    /// Whether they are mapped for stores, too.
+    takes_stores: bool,
     /// What unmaps them in place of this value.
     lender: Option<Arc<Mapping>>,
 }
@@ -527,13 +534,37 @@ impl Pages {
         length: usize,
         flags: MapFlags,
     ) -> rustix::io::Result<Pages> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        Pages::map_with(
+            wish,
+            (file, length),
+            flags,
+            ProtFlags::READ | ProtFlags::WRITE,
+        )
+    }
+
+    /// Maps the first `length` bytes of a file for loads.
+    pub(crate) fn map_for_loads(file: &OwnedFd, length: usize) -> rustix::io::Result<Pages> {
+        Pages::map_with(
+            ptr::null_mut(),
+            (file, length),
+            MapFlags::SHARED,
+            ProtFlags::READ,
+        )
+    }
+
+    fn map_with(
+        wish: *mut u8,
+        (file, length): (&OwnedFd, usize),
+        flags: MapFlags,
+        protection: ProtFlags,
+    ) -> rustix::io::Result<Pages> {
         // SAFETY: the kernel chooses the address, at the wish or elsewhere, so the mapping overlaps nothing that exists.
         let base = unsafe { rustix::mm::mmap(wish.cast(), length, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
         Ok(Pages {
             base,
             length,
+            takes_stores: protection.contains(ProtFlags::WRITE),
             lender: None,
         })
     }
@@ -555,6 +586,7 @@ impl Pages {
         Ok(Pages {
             base,
             length: start + bytes,
+            takes_stores: true,
             lender: Some(lender.clone()),
         })
     }
@@ -570,6 +602,7 @@ impl Pages {
         Ok(Pages {
             base,
             length,
+            takes_stores: false,
             lender: None,
         })
     }

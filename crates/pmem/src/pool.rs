@@ -23,6 +23,22 @@ const TMPFS: u64 = 0x0102_1994;
 /// Usual alignment of the pages of DAX devices.
 const DAX_PAGE: u64 = 2 << 20;
 
+/// Maps memory of this process again, for loads.
+pub(crate) fn for_loads(memory: &Mapping) -> Result<Mapping, Error> {
+    let path = Path::new("memory");
+    let (file, length) = (memory.share(false)?, memory.length() as usize);
+    let pages = Pages::map_for_loads(&file, length);
+    let pages = pages.map_err(|errno| Error::from_system(path, "map for loads", errno))?;
+    let pool = Pool {
+        file: Some(file),
+        length,
+        kind: memory.kind(),
+        survives: memory.survives(),
+        access: Access::ReadWrite,
+    };
+    Mapping::new(path, pages, pool)
+}
+
 /// See [`crate::Region::create`].
 pub(crate) fn create(path: &Path, length: u64) -> Result<Mapping, Error> {
     check_length(path, length)?;

@@ -77,6 +77,22 @@ impl Region {
         pool::memory(length, huge_pages).map(Region::mapped)
     }
 
+    /// The same memory, mapped for loads. A store to it ends the process.
+    pub(crate) fn for_loads(&self) -> Result<Region, Error> {
+        match &self.0 {
+            Mapped(mapping) => pool::for_loads(mapping).map(Region::mapped),
+            Simulated(_) => Err(Error::NotShared),
+        }
+    }
+
+    /// Whether the mapping is for stores, too.
+    pub fn takes_stores(&self) -> bool {
+        match &self.0 {
+            Mapped(mapping) => mapping.takes_stores(),
+            Simulated(_) => true,
+        }
+    }
+
     /// A descriptor by which another process can map the region: for stores too, or only for loads. It holds no lock.
     ///
     /// # Errors

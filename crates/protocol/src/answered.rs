@@ -13,6 +13,7 @@ mod pieces;
 use std::collections::BTreeMap;
 
 use operations::{Bytes, ErrorCode, FileId, Operation, WriteAt};
+use pmem::Arena;
 
 use crate::client::{Ownership, Recalled};
 use crate::defects::{Defect, Defects};
@@ -74,14 +75,27 @@ pub struct Answered {
     void_to: (u32, u64),
     /// Bytes of all writes.
     bytes: usize,
+    /// Memory for long parts; ordinary memory while it is full.
+    arena: Option<Arena>,
     defects: Defects,
 }
+
+/// Bytes of the blocks of an arena for [`Answered::with_arena`].
+pub const BLOCK_BYTES: usize = pieces::PART_MAX;
 
 impl Answered {
     /// Breaks a rule, as tests do.
     pub fn with_defects(defects: Defects) -> Answered {
         Answered {
             defects,
+            ..Answered::default()
+        }
+    }
+
+    /// Keeps long parts in an arena with blocks of [`BLOCK_BYTES`].
+    pub fn with_arena(arena: Arena) -> Answered {
+        Answered {
+            arena: Some(arena),
             ..Answered::default()
         }
     }
@@ -150,7 +164,7 @@ impl Answered {
             known.since = now;
         }
         let before = known.pieces.bytes();
-        known.pieces.put(offset, data);
+        known.pieces.put(self.arena.as_ref(), offset, data);
         self.bytes = self.bytes + known.pieces.bytes() - before;
         known.drop_privileges = match (known.drop_privileges, drop_privileges) {
             (Some(one), Some(other)) => Some(one || other),
@@ -227,9 +241,10 @@ impl Answered {
             self.bytes -= known.pieces.bytes();
             let newer = std::mem::take(&mut known.pieces);
             let all = sent.iter().map(|(at, data)| (at, &data[..]));
-            let newer = newer.iter().map(|(at, data)| (at, &data[..]));
+            let newer = newer.iter().map(|(at, data)| (at, data.as_ref()));
+            let arena = self.arena.as_ref();
             all.chain(newer)
-                .for_each(|(at, data)| known.pieces.put(at, data));
+                .for_each(|(at, data)| known.pieces.put(arena, at, data));
             self.bytes += known.pieces.bytes();
             return had_error;
         }
@@ -517,7 +532,8 @@ mod tests {
         assert!(answered.write(1, FILE, 3000, &[2; 5000], None));
         let address = |data: &[u8]| data.as_ptr();
         let known = answered.files.get(&FILE.inode).expect("a file");
-        let cached = known.pieces.iter().map(|(_, data)| address(data));
+        let cached = known.pieces.iter();
+        let cached = cached.map(|(_, data)| address(data.as_ref()));
         let cached: Vec<_> = cached.collect();
         let taken = answered.take(FILE, usize::MAX).expect("there are writes");
         let sent = taken.writes.iter().map(|write| match write {

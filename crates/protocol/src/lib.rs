@@ -49,6 +49,11 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
+    /// The message as three pieces: see [`Message::encode_in_pieces`].
+    pub fn encode_in_pieces(&self) -> [Bytes; 3] {
+        self.message.encode_in_pieces(self.with_parity)
+    }
+
     /// The message as bytes.
     pub fn encode(self) -> Transmit {
         Transmit {

@@ -13,7 +13,7 @@
 use std::borrow::Cow;
 
 use crate::defects::{Defect, Defects};
-use pmem::checksum::crc32c;
+use pmem::checksum::{crc32c, crc32c_of};
 
 /// Bytes before the halves.
 pub const HEAD: usize = 16;
@@ -44,6 +44,26 @@ pub fn wrap(message: &mut Vec<u8>, start: usize, with_parity: bool) {
     let words = [length as u32].into_iter().chain(checksums);
     let head = words.flat_map(u32::to_le_bytes);
     message.splice(start..at, head);
+}
+
+/// The same without parity for a payload of which `data` belongs at `at` of the message, and is left out. Returns the end of the
+/// message, behind the data.
+pub fn wrap_around(message: &mut Vec<u8>, start: usize, (at, data): (usize, &[u8])) -> Vec<u8> {
+    let mut end = message.split_off(at);
+    let length = message.len() - start - HEAD + data.len() + end.len();
+    let half = length.div_ceil(2);
+    end.resize(end.len() + length % 2, 0);
+    let parts = [&message[start + HEAD..], data, &end];
+    let (mut first, mut second, mut left) = ([&[][..]; 3], [&[][..]; 3], half);
+    for (index, part) in parts.into_iter().enumerate() {
+        (first[index], second[index]) = part.split_at(part.len().min(left));
+        left -= first[index].len();
+    }
+    let checksums = [crc32c_of(&first), crc32c_of(&second), 0];
+    let words = [length as u32].into_iter().chain(checksums);
+    let head = words.flat_map(u32::to_le_bytes);
+    message.splice(start..start + HEAD, head);
+    end
 }
 
 /// A payload by itself, wrapped.

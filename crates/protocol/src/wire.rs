@@ -521,15 +521,8 @@ impl Body {
                 to.u64(*confirmed);
                 to.u64(*valid_ns);
             }
-            Body::Request {
-                slot,
-                acknowledge,
-                wants_lease,
-                operation,
-            } => {
-                to.u16(*slot);
-                let lease = if *wants_lease { WANTS_LEASE } else { 0 };
-                to.u8(*acknowledge as u8 | lease);
+            Body::Request { operation, .. } => {
+                self.write_before_operation(to);
                 operation::write_operation(to, operation);
             }
             Body::Reply {
@@ -568,6 +561,21 @@ impl Body {
                 refusals.iter().for_each(|refusal| refusal.write(to));
             }
             _ => self.write_of_keys(to),
+        }
+    }
+
+    /// The fields of a request that precede its operation.
+    fn write_before_operation(&self, to: &mut Writer) {
+        if let Body::Request {
+            slot,
+            acknowledge,
+            wants_lease,
+            ..
+        } = self
+        {
+            to.u16(*slot);
+            let lease = if *wants_lease { WANTS_LEASE } else { 0 };
+            to.u8(*acknowledge as u8 | lease);
         }
     }
 

@@ -54,7 +54,7 @@ impl Drop for Domain {
     }
 }
 
-/// Access of peers to memory. The process itself may always read and write it.
+/// Access of peers to memory. The process itself may always read it, and write it if its region takes stores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights(u32);
 
@@ -124,7 +124,11 @@ impl Registration {
         };
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);
         let address = region.address(offset, bytes).ok_or_else(refused)?;
-        let rights = (rights.0 | ffi::IBV_ACCESS_LOCAL_WRITE) as i32;
+        let local = match region.takes_stores() {
+            true => ffi::IBV_ACCESS_LOCAL_WRITE,
+            false => 0,
+        };
+        let rights = (rights.0 | local) as i32;
         // SAFETY: the range is mapped, and stays so while this value has the region. Regions expect to be changed by others.
         let pointer =
             unsafe { (device.verbs().ibv_reg_mr)(domain.pointer, address.cast(), bytes, rights) };

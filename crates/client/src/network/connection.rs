@@ -10,6 +10,7 @@ use connections::messenger::{self, Event, Handle, LinkId, Messenger, ReadTarget}
 use fabric::Provider;
 use operations::{Acknowledge, Bytes, FileId, Held, Operation};
 use parking_lot::Mutex;
+use pmem::Arena;
 use protocol::client::{AtOnce, Event as ClientEvent, Keep, Mode, Recalled};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NO_NODE;
@@ -182,6 +183,26 @@ impl Connection {
     /// Memory of so many bytes that long reads land in without a copy.
     pub fn read_target(&mut self, bytes: u64) -> Option<ReadTarget> {
         self.messenger.read_target(bytes)
+    }
+
+    /// Memory for data of writes, lent to the members from now on.
+    pub fn write_memory(&mut self, block_bytes: usize, blocks: u32) -> Option<Arena> {
+        match Arena::new(block_bytes, blocks) {
+            Ok(arena) => {
+                self.messenger.lend(arena.clone());
+                Some(arena)
+            }
+            Err(error) => {
+                self.report_refusal(&error.to_string());
+                None
+            }
+        }
+    }
+
+    fn report_refusal(&self, reason: &str) {
+        (self.options.report)(&format!(
+            "members do not copy answered writes out of the memory of this mount, which sends them: {reason}"
+        ));
     }
 
     /// Longest read for which reading ahead pays, with the transport to the primary.
@@ -401,7 +422,7 @@ impl Connection {
                 Some(entry) if entry.node() == to => entry.put(outgoing.message),
                 _ => {
                     if let Some(link) = self.links.of(to) {
-                        self.send(link, &outgoing.encode().bytes);
+                        self.send(link, outgoing.encode_in_pieces());
                     }
                 }
             }
@@ -475,10 +496,13 @@ impl Connection {
         })
     }
 
-    fn send(&mut self, link: LinkId, bytes: &Bytes) {
-        if self.messenger.send(link, bytes).is_err() {
+    fn send(&mut self, link: LinkId, pieces: [Bytes; 3]) {
+        if self.messenger.send_pieces(link, pieces).is_err() {
             // A peer that takes nothing is no better than one that is gone.
             self.close(link);
+        }
+        if let Some(reason) = self.messenger.take_refusal() {
+            self.report_refusal(&reason);
         }
     }
 
@@ -530,7 +554,7 @@ impl Connection {
             ..self.envelope()
         };
         let bytes = Message { envelope, body }.encode(false);
-        self.send(link, &bytes.into());
+        self.send(link, [bytes.into(), Bytes::new(), Bytes::new()]);
         self.messenger.expect_export();
     }
 
@@ -639,7 +663,7 @@ impl Connection {
         let envelope = self.envelope();
         let body = Body::Hello { map_version };
         let bytes = Message { envelope, body }.encode(false);
-        self.send(link, &bytes.into());
+        self.send(link, [bytes.into(), Bytes::new(), Bytes::new()]);
     }
 
     /// Reports a cluster that does not answer.

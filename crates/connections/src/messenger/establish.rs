@@ -180,12 +180,14 @@ impl Messenger {
                     return link.unwatch(&self.blocker);
                 }
                 Ok(Some(Note::Goodbye)) => return self.end(slot, Reason::Closed, events),
-                Ok(Some(Note::Exported { name, region })) if name == pull::POOL => {
+                Ok(Some(Note::Exported { name, region }))
+                    if let Some(memory) = pull::Memory::named(name) =>
+                {
                     let reads_at_once = queue.capabilities().immediate_reads;
                     let lane = &mut self.lanes[link.lane];
                     // Without buffers to read into, this side never says that it can pull.
                     if reads_at_once || lane.transfers(&self.transports).is_some() {
-                        link.stream.pulls.imported(region);
+                        link.stream.pulls.imported(memory, region);
                         self.fall_behind(slot);
                     }
                 }

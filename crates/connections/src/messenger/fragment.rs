@@ -11,6 +11,7 @@
 //! Endpoints deliver in order, so the fragments of a message follow each other, with nothing of the same link between
 //! them. The offset is there to detect a peer that breaks this rule.
 
+use bytes::Bytes;
 use fabric::Message;
 
 /// Bytes of the longest message: 4 MiB of data, and what describes them.
@@ -26,6 +27,45 @@ pub fn head(at: usize, length: usize, total: usize) -> u32 {
         0 if length == total => 0,
         0 => FIRST | total as u32,
         at => LATER | at as u32,
+    }
+}
+
+/// A message to be sent: up to three pieces of bytes, one after the other.
+#[derive(Clone, Debug)]
+pub struct Outgoing([Bytes; 3]);
+
+impl From<Bytes> for Outgoing {
+    fn from(bytes: Bytes) -> Outgoing {
+        Outgoing([bytes, Bytes::new(), Bytes::new()])
+    }
+}
+
+impl From<[Bytes; 3]> for Outgoing {
+    fn from(pieces: [Bytes; 3]) -> Outgoing {
+        Outgoing(pieces)
+    }
+}
+
+impl Outgoing {
+    /// Bytes of all pieces.
+    pub fn length(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+
+    /// The longest piece.
+    pub fn longest(&self) -> &[u8] {
+        let longest = self.0.iter().max_by_key(|piece| piece.len());
+        longest.map_or(&[], |piece| piece)
+    }
+
+    /// The piece with the byte at this offset, and where in the piece it is. A fragment ends with its piece at the latest.
+    pub fn at(&self, offset: usize) -> (&Bytes, usize) {
+        let [first, second, third] = &self.0;
+        match offset.checked_sub(first.len()) {
+            None => (first, offset),
+            Some(rest) if rest < second.len() => (second, rest),
+            Some(rest) => (third, rest - second.len()),
+        }
     }
 }
 

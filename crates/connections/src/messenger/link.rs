@@ -5,6 +5,7 @@ use super::block::Blocker;
 use super::memory::Transfers;
 use super::stream::Stream;
 use crate::control::PeerSession;
+use fabric::Registration;
 
 pub struct Link {
     pub session: PeerSession,
@@ -18,6 +19,8 @@ pub struct Link {
     is_watched: bool,
     pub transfers: Transfers,
     pub stream: Stream,
+    /// The arena, if it was exported to the peer.
+    pub arena: Option<Registration>,
     /// Why there is no pool from which the peer pulls, if one was tried to be made.
     pub no_pool: Option<String>,
 }
@@ -32,6 +35,7 @@ impl Link {
             is_closed_there: false,
             is_watched: false,
             transfers: Transfers::default(),
+            arena: None,
             no_pool: None,
         }
     }

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pmem::Region;
 use pmem::checksum::crc32c;
+use pmem::{Arena, Region};
 
 use super::announced::{self, SLOTS_NAME};
+use super::fragment::Outgoing;
 use super::link::Link;
-use super::{Event, Lane, LinkId, Messenger, Reason, pull};
+use super::pull::Memory;
+use super::{Event, Lane, LinkId, Messenger, Reason, SendError, pull};
 use crate::control;
 use crate::transports::Transports;
 use fabric::buffers::Class;
@@ -152,6 +154,53 @@ impl Messenger {
         Ok(registration.with_mark(mark))
     }
 
+    /// Has peers copy data of messages out of an arena from now on, where the transport has one-sided reads of its own.
+    pub fn lend(&mut self, arena: Arena) {
+        self.arena = Some(arena);
+    }
+
+    /// Why a peer does not get the arena, once for each link.
+    pub fn take_refusal(&mut self) -> Option<String> {
+        self.refusal.take()
+    }
+
+    /// Whether the peer of a link lends its arena, or why not, as far as this side knows.
+    pub fn lends(&self, id: LinkId) -> Option<Result<(), &'static str>> {
+        let device = self.transports.device(self.provider(id)?)?;
+        let link = self.find(id)?;
+        Some(match pull::is_possible(&device.capabilities()) {
+            false => Err("the target's processor would execute the reads"),
+            true => link.stream.pulls.lends(),
+        })
+    }
+
+    /// Exports memory to the peer of a link that is used from this message on.
+    pub(super) fn offer_memory(&mut self, id: LinkId, message: &Outgoing) -> Result<(), SendError> {
+        let Some(link) = self.links[id.slot()].link.as_deref_mut() else {
+            return Ok(());
+        };
+        let (provider, length) = (self.lanes[link.lane].provider, message.length());
+        let (pulls, slots) = (&link.stream.pulls, &link.stream.slots);
+        let longest = message.longest();
+        let arena = self
+            .arena
+            .as_ref()
+            .filter(|arena| pulls.wants_arena(longest.len()) && arena.offset_of(longest).is_some());
+        let mut offered = Ok(());
+        if pulls.wants_pool(length) || slots.wants_slots() {
+            let sizes = (length, self.options.wanted.queues.window);
+            offered = link.offer_memory(&mut self.transports, provider, sizes);
+        }
+        if let (Ok(()), Some(arena)) = (&offered, arena) {
+            let lent = link.offer_arena(&mut self.transports, (provider, arena));
+            offered = lent.map(|lent| self.refusal = lent.err());
+        }
+        offered.map_err(|error| {
+            self.failed.push((id, error));
+            SendError::Ended
+        })
+    }
+
     /// The transport of a link.
     pub fn provider(&self, link: LinkId) -> Option<Provider> {
         self.choice(link).map(|choice| choice.provider)
@@ -164,7 +213,7 @@ impl Messenger {
         device.is_none_or(|device| device.revoke(registration).is_some())
     }
 
-    /// Lets the peer of a link reach registered memory, under a name below `u64::MAX - 1`.
+    /// Lets the peer of a link reach registered memory, under a name below `u64::MAX - 2`.
     ///
     /// # Errors
     /// [`control::Error`]: close the link. `None` if it has ended, or the name is not below.
@@ -174,7 +223,7 @@ impl Messenger {
         name: u64,
         registration: &Registration,
     ) -> Option<Result<(), control::Error>> {
-        let provider = self.provider(link).filter(|_| name < SLOTS_NAME)?;
+        let provider = self.provider(link).filter(|_| name < pull::ARENA_NAME)?;
         let session = &mut self.links[link.slot()].link.as_deref_mut()?.session;
         let queue = self.transports.queue(provider)?;
         Some(session.export(queue, name, registration))
@@ -522,6 +571,36 @@ impl Link {
         Ok(())
     }
 
+    /// Exports the arena of the client, out of which the peer copies data.
+    ///
+    /// # Errors
+    /// As [`Link::offer_memory`]. Returns why the peer does not get it, if the link goes on without.
+    pub fn offer_arena(
+        &mut self,
+        transports: &mut Transports,
+        (provider, arena): (Provider, &Arena),
+    ) -> Result<Result<(), String>, control::Error> {
+        self.stream.pulls.offered_arena(None);
+        let device = transports.device(provider);
+        let Some(device) = device.filter(|it| pull::is_possible(&it.capabilities())) else {
+            return Ok(Ok(()));
+        };
+        let registration = match device.register(arena.region(), Access::READ) {
+            Ok(registration) => registration,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let Some(queue) = transports.queue(provider) else {
+            return Ok(Ok(()));
+        };
+        if let Err(error) = self.export_own(queue, pull::ARENA_NAME, &registration)? {
+            return Ok(Err(error.to_string()));
+        }
+        // The key ends with the link.
+        self.arena = Some(registration);
+        self.stream.pulls.offered_arena(Some(arena));
+        Ok(Ok(()))
+    }
+
     /// Exports memory of the link itself. Returns why the peer does not get it, if the link goes on without.
     fn export_own(
         &mut self,
@@ -550,7 +629,8 @@ impl Link {
     /// Memory of the peer may not be reached any more.
     pub fn revoked(&mut self, name: u64) {
         match name {
-            pull::POOL => self.stream.pulls.revoked(),
+            pull::POOL => self.stream.pulls.revoked(Memory::Pool),
+            pull::ARENA_NAME => self.stream.pulls.revoked(Memory::Arena),
             SLOTS_NAME => self.stream.slots.revoked(),
             _ => drop(self.transfers.regions.remove(&name)),
         }

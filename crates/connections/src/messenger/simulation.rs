@@ -6,14 +6,15 @@ use bytes::Bytes;
 
 pub use super::announced::LONGEST as ANNOUNCED_MAX;
 use super::announced::{self, RequestWay, Slots};
-use super::pull::{CLASSES, LONGEST};
+use super::pull::{CLASSES, LONGEST, Memory};
 pub use super::pull::{PULL_MIN, StreamDefect};
 use super::stream::Stream;
 use fabric::buffers::Class;
 use fabric::{
     Access, Device, Error, Event, Export, Parameters, Peer, Pool, Queue, QueueOptions,
-    RemoteRegion, Role,
+    Registration, RemoteRegion, Role,
 };
+use pmem::Arena;
 
 /// Number of the only connection.
 const CONNECTION: u16 = 7;
@@ -25,10 +26,12 @@ pub struct Side {
     stream: Stream,
     /// Credits of each side.
     window: u32,
-    /// The peer's pool, which is used from when the peer's stream has announced it.
-    exported: Option<RemoteRegion>,
+    /// The peer's memory, which is used from when the peer's stream has announced it.
+    exported: Vec<(Memory, RemoteRegion)>,
     /// Buffers into which fragments are read.
     reads: Pool,
+    /// The own arena, once it is lent.
+    arena: Option<Registration>,
 }
 
 impl Side {
@@ -60,9 +63,10 @@ impl Side {
                 Slots::new(CONNECTION, RequestWay::Message),
             ),
             device,
+            arena: None,
             queue,
             window,
-            exported: None,
+            exported: Vec::new(),
         };
         Ok((side, parameters))
     }
@@ -123,13 +127,35 @@ impl Side {
     /// As [`Queue::import`].
     pub fn import(&mut self, export: Export) -> Result<(), Error> {
         let region = self.queue.import(self.stream.endpoint, export)?;
-        self.exported = Some(region);
+        self.exported.push((Memory::Pool, region));
+        Ok(())
+    }
+
+    /// Lends an arena to the peer. Returns its export, to be given to [`Side::import_arena`] of the peer.
+    ///
+    /// # Errors
+    /// As [`Queue::export`], and those of registrations.
+    pub fn lend(&mut self, arena: &Arena) -> Result<Export, Error> {
+        let registration = self.device.register(arena.region(), Access::READ)?;
+        let export = self.queue.export(self.stream.endpoint, &registration)?;
+        self.stream.pulls.offered_arena(Some(arena));
+        self.arena = Some(registration);
+        Ok(export)
+    }
+
+    /// Takes the export of the peer's arena.
+    ///
+    /// # Errors
+    /// As [`Queue::import`].
+    pub fn import_arena(&mut self, export: Export) -> Result<(), Error> {
+        let region = self.queue.import(self.stream.endpoint, export)?;
+        self.exported.push((Memory::Arena, region));
         Ok(())
     }
 
     /// Sends a message with the next poll, or later.
-    pub fn send(&mut self, bytes: Bytes) {
-        self.stream.keep(bytes, 0);
+    pub fn send(&mut self, pieces: [Bytes; 3]) {
+        self.stream.keep(pieces.into(), 0);
     }
 
     /// Does what a messenger does in a poll. Returns the messages that are complete.
@@ -156,10 +182,10 @@ impl Side {
                 Event::Lost(_, failure) => return Err(failure.to_string()),
             }
         }
-        if std::mem::take(&mut stream.pulls.is_announced)
-            && let Some(region) = self.exported
-        {
-            stream.pulls.imported(region);
+        if std::mem::take(&mut stream.pulls.is_announced) {
+            for (memory, region) in self.exported.drain(..) {
+                stream.pulls.imported(memory, region);
+            }
         }
         if stream.has_unread() {
             while stream.post_read(queue, &self.reads)? {}

@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
-
 use super::Reason;
 use super::announced::{self, Note, SLOT_BYTES, Slots};
-use super::fragment::{Incoming, head};
-use super::pull::{About, Arriving, BUFFERS, LOCATION, Location, OFFERED, Pulls, StreamDefect};
+use super::fragment::{Incoming, Outgoing, head};
+use super::pull::{About, Arriving, LENT_MAX, Location, Memory, OFFERED, Pulls, StreamDefect};
 use fabric::{EndpointId, Failure, Message, Pool, Queue, Refusal, Source, Work, WorkRequest};
 
 /// Why a location ends a link.
@@ -26,7 +24,7 @@ pub struct Stream {
 }
 
 struct Waiting {
-    bytes: Bytes,
+    message: Outgoing,
     /// Bytes of it that were posted.
     at: usize,
 }
@@ -57,10 +55,10 @@ impl Stream {
     }
 
     /// Keeps a message, of which `at` bytes were posted.
-    pub fn keep(&mut self, bytes: Bytes, at: usize) {
+    pub fn keep(&mut self, message: Outgoing, at: usize) {
         // An empty message counts, too.
-        self.backlog_bytes += bytes.len().max(1);
-        self.backlog.push_back(Waiting { bytes, at });
+        self.backlog_bytes += message.length().max(1);
+        self.backlog.push_back(Waiting { message, at });
     }
 
     /// Posts what waits; whether nothing waits any more, also to be read.
@@ -69,12 +67,12 @@ impl Stream {
             return false;
         }
         while let Some(mut waiting) = self.backlog.pop_front() {
-            let posted = self.post(queue, pool, &waiting.bytes, &mut waiting.at);
+            let posted = self.post(queue, pool, &waiting.message, &mut waiting.at);
             if posted == Post::Part {
                 self.backlog.push_front(waiting);
                 return false;
             }
-            self.backlog_bytes -= waiting.bytes.len().max(1);
+            self.backlog_bytes -= waiting.message.length().max(1);
         }
         !self.has_unread()
     }
@@ -96,16 +94,19 @@ impl Stream {
             Some(About::Location(location)) if queue.capabilities().immediate_reads => {
                 self.pull(queue, location)
             }
-            Some(About::Location(_)) if self.pulls.unreported() >= BUFFERS => {
-                Err("it describes more buffers than there are".into())
+            Some(About::Location(_)) if self.pulls.unreported() >= LENT_MAX => {
+                Err("it describes more fragments than it may".into())
             }
             Some(About::Location(location)) => {
-                self.pulls.source()?;
+                self.pulls.source(location.memory)?;
                 self.pulls.arriving.push_back(Arriving::At(location));
+                if self.pulls.has(StreamDefect::ReportBeforeRead) {
+                    self.pulls.has_copied();
+                }
                 Ok(None)
             }
             Some(about) => {
-                self.pulls.hear(about)?;
+                self.pulls.receive(about)?;
                 Ok(None)
             }
         }
@@ -142,11 +143,12 @@ impl Stream {
     /// Copies a fragment out of the peer's memory, at once.
     fn pull(&mut self, queue: &mut Queue, location: Location) -> Result<Option<Vec<u8>>, Reason> {
         let Location {
+            memory,
             head,
             length,
             offset,
         } = location;
-        let from = self.pulls.source()?.at(offset);
+        let from = self.pulls.source(memory)?.at(offset);
         let endpoint = self.endpoint;
         let mut is_gone = false;
         let whole = self.incoming.add(head, length as usize, |into| {
@@ -172,7 +174,7 @@ impl Stream {
         let Some((index, location)) = next else {
             return Ok(false);
         };
-        let from = self.pulls.source()?.at(location.offset);
+        let from = self.pulls.source(location.memory)?.at(location.offset);
         let Some(buffer) = pool.allocate(location.length) else {
             return Ok(false);
         };
@@ -183,9 +185,6 @@ impl Stream {
         match queue.post(self.endpoint, &request.keeping(&buffer)) {
             Ok(()) => {
                 self.pulls.arriving[index] = Arriving::Read(number, location, buffer);
-                if self.pulls.has(StreamDefect::ReportBeforeRead) {
-                    self.pulls.has_copied();
-                }
                 Ok(true)
             }
             Err(Refusal::Invalid(_)) => Err(UNREADABLE),
@@ -259,7 +258,7 @@ impl Stream {
             {
                 return false;
             }
-            self.pulls.told();
+            self.pulls.sent_owed();
         }
         true
     }
@@ -268,18 +267,34 @@ impl Stream {
     fn post_pulled(
         &mut self,
         queue: &mut Queue,
-        bytes: &[u8],
+        message: &Outgoing,
         at: usize,
     ) -> Option<Result<usize, Refusal>> {
-        let (buffer, length) = self.pulls.fill(&bytes[at..])?;
-        let location = Location {
-            head: head(at, length, bytes.len()),
+        let (piece, begin) = message.at(at);
+        let rest = &piece[begin..];
+        let locate = |memory, length: usize, offset| Location {
+            memory,
+            head: head(at, length, message.length()),
             length: length as u32,
-            offset: buffer.describe(length as u32).offset,
+            offset,
         };
-        let posted = self.post_piece(queue, Source::Inline(&location.encode()), LOCATION, None);
+        if let Some((offset, length)) = self.pulls.in_arena(rest) {
+            let posted = self.post_location(queue, locate(Memory::Arena, length, offset));
+            if posted.is_ok() {
+                self.pulls.sent_in_arena(piece.slice(begin..begin + length));
+            }
+            return Some(posted.map(|()| length));
+        }
+        let (buffer, length) = self.pulls.fill(rest)?;
+        let offset = buffer.describe(length as u32).offset;
+        let posted = self.post_location(queue, locate(Memory::Pool, length, offset));
         self.pulls.sent(buffer, posted.is_ok());
         Some(posted.map(|()| length))
+    }
+
+    fn post_location(&mut self, queue: &mut Queue, location: Location) -> Result<(), Refusal> {
+        let bytes = location.encode();
+        self.post_piece(queue, Source::Inline(&bytes), location.immediate(), None)
     }
 
     /// Posts a whole message as a write to a slot of the peer. `None`: it is to be sent as a message.
@@ -319,7 +334,7 @@ impl Stream {
         &mut self,
         queue: &mut Queue,
         pool: Option<&Pool>,
-        bytes: &[u8],
+        message: &Outgoing,
         at: &mut usize,
     ) -> Post {
         let endpoint = self.endpoint;
@@ -330,26 +345,29 @@ impl Stream {
         if !self.post_owed(queue) {
             return Post::Part;
         }
+        let (first, _) = message.at(0);
         if *at == 0
-            && let Some(posted) = self.post_announced(queue, pool, bytes)
+            && first.len() == message.length()
+            && let Some(posted) = self.post_announced(queue, pool, first)
         {
             return posted.map_or(Post::Part, |()| Post::All);
         }
         loop {
-            match self.post_pulled(queue, bytes, *at) {
+            match self.post_pulled(queue, message, *at) {
                 None => {}
                 Some(Err(_)) => return Post::Part,
                 Some(Ok(length)) => {
                     *at += length;
-                    if *at == bytes.len() {
+                    if *at == message.length() {
                         return Post::All;
                     }
                     continue;
                 }
             }
-            let length = (bytes.len() - *at).min(longest as usize);
-            let piece = &bytes[*at..*at + length];
-            let head = head(*at, length, bytes.len());
+            let (piece, begin) = message.at(*at);
+            let length = (piece.len() - begin).min(longest as usize);
+            let piece = &piece[begin..begin + length];
+            let head = head(*at, length, message.length());
             let posted = match (length <= inline as usize, pool) {
                 (true, _) => self.post_piece(queue, Source::Inline(piece), head, None),
                 (false, Some(pool)) => {
@@ -366,7 +384,7 @@ impl Stream {
                 return Post::Part;
             }
             *at += length;
-            if *at == bytes.len() {
+            if *at == message.length() {
                 return Post::All;
             }
         }

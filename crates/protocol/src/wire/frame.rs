@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use operations::Bytes;
+use operations::{Bytes, Operation};
 
 use super::bytes::{Reader, Writer};
 use super::group::RECORDS_WITH_DATA;
@@ -13,13 +13,52 @@ use pmem::checksum::crc32c_of;
 
 /// Room for a header and the fields of most bodies.
 const FIELDS: usize = 512;
+/// From so many bytes on the data of a write is a piece of its own: a shorter one is copied faster than sent in fragments.
+const SHARED_MIN: usize = 32 << 10;
 
 impl Message {
     /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
     pub fn encode(&self, with_parity: bool) -> Vec<u8> {
+        let mut message = self.begin(FIELDS + self.body.data_length());
+        if is_in_halves(self.body.kind()) {
+            message.bytes.extend([0; parity::HEAD]);
+            self.body.write(&mut message);
+            parity::wrap(&mut message.bytes, HEADER, with_parity);
+        } else {
+            self.body.write(&mut message);
+        }
+        let mut bytes = message.bytes;
+        finish(&mut bytes, 0);
+        bytes
+    }
+
+    /// The message as three pieces, of which the second one is the data of a long write, shared with it. If there is none, or
+    /// `with_parity`, the first piece is the whole message.
+    pub fn encode_in_pieces(&self, with_parity: bool) -> [Bytes; 3] {
+        let is_long = self.body.data_length() >= SHARED_MIN && !with_parity;
+        let Body::Request { operation, .. } = &self.body else {
+            return whole(self.encode(with_parity));
+        };
+        if !is_long || !matches!(**operation, Operation::Write { .. }) {
+            return whole(self.encode(with_parity));
+        }
+        let mut message = self.begin(FIELDS);
+        message.bytes.extend([0; parity::HEAD]);
+        self.body.write_before_operation(&mut message);
+        let (mut bytes, left_out) = operation.encode_around(message.bytes);
+        let Some((at, data)) = left_out else {
+            return whole(self.encode(with_parity));
+        };
+        let end = parity::wrap_around(&mut bytes, HEADER, (at, data));
+        finish(&mut bytes, data.len() + end.len());
+        [bytes.into(), data.clone(), end.into()]
+    }
+
+    /// The header of the message, without its length and checksum.
+    fn begin(&self, room: usize) -> Writer {
         let envelope = &self.envelope;
         let mut message = Writer::default();
-        message.bytes.reserve(FIELDS + self.body.data_length());
+        message.bytes.reserve(room);
         message.u16(MAGIC);
         message.u8(VERSION);
         message.u8(self.body.kind());
@@ -32,18 +71,7 @@ impl Message {
         message.u64(envelope.request);
         message.u32(envelope.from);
         message.u32(0);
-        if is_in_halves(self.body.kind()) {
-            message.bytes.extend([0; parity::HEAD]);
-            self.body.write(&mut message);
-            parity::wrap(&mut message.bytes, HEADER, with_parity);
-        } else {
-            self.body.write(&mut message);
-        }
-        let mut bytes = message.bytes;
-        let length = (bytes.len() - HEADER) as u32;
-        bytes[HEADER - 4..HEADER].copy_from_slice(&length.to_le_bytes());
-        seal(&mut bytes);
-        bytes
+        message
     }
 
     /// The message that these bytes are.
@@ -82,6 +110,18 @@ impl Message {
         from.end()?;
         Ok(Message { envelope, body })
     }
+}
+
+/// A message in one piece.
+fn whole(bytes: Vec<u8>) -> [Bytes; 3] {
+    [bytes.into(), Bytes::new(), Bytes::new()]
+}
+
+/// Adds length and checksum to a message; `more` bytes of it, of a body in halves, are elsewhere.
+fn finish(bytes: &mut [u8], more: usize) {
+    let length = (bytes.len() - HEADER + more) as u32;
+    bytes[HEADER - 4..HEADER].copy_from_slice(&length.to_le_bytes());
+    seal(bytes);
 }
 
 /// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.

@@ -597,3 +597,40 @@ fn the_header_is_as_drawn() {
         .collect();
     assert_eq!(drawn, expected);
 }
+
+#[test]
+fn a_message_in_pieces_has_the_same_bytes_and_shares_its_data() {
+    for length in [
+        0,
+        1,
+        100,
+        32 << 10,
+        (32 << 10) + 1,
+        (64 << 10) - 3,
+        DATA_MAX,
+    ] {
+        // The length of the encoded offset varies: the padding at the end is there or not.
+        for (offset, with_parity) in [(1, false), (1 << 40, false), (300, false), (1, true)] {
+            let data = Bytes::from(vec![length as u8 | 1; length]);
+            let operation = Operation::Write {
+                file: FILE,
+                at: WriteAt::Offset(offset),
+                data: data.clone(),
+                drop_privileges: Some(true),
+            };
+            let body = Body::Request {
+                slot: 3,
+                acknowledge: Acknowledge::All,
+                wants_lease: true,
+                operation: Arc::new(operation),
+            };
+            let envelope = ENVELOPE;
+            let message = Message { envelope, body };
+            let pieces = message.encode_in_pieces(with_parity);
+            assert_eq!(pieces.concat(), message.encode(with_parity), "{length}");
+            let is_shared = length >= 32 << 10 && !with_parity;
+            assert_eq!(!pieces[1].is_empty(), is_shared, "{length}");
+            assert!(!is_shared || pieces[1].as_ptr() == data.as_ptr());
+        }
+    }
+}

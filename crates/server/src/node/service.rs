@@ -661,7 +661,8 @@ impl Service {
             let node = self.peers.at(link)?;
             let status = LinkStatus::new(node, peer.to_string(), choice);
             let requests = self.messenger.requests(link)?;
-            Some(status.with_ways(requests, self.messenger.least_pulled(link)?))
+            let pulls = self.messenger.least_pulled(link)?;
+            Some(status.with_ways(requests, pulls, self.messenger.lends(link)?))
         });
         known.collect()
     }

@@ -69,6 +69,9 @@ pub struct LinkStatus {
     pub requests: Option<String>,
     /// From which length on the peer pulls data, in bytes, or why it pulls nothing. Older nodes do not report it.
     pub pull: Option<String>,
+    /// How data of writes that a client has answered early comes from it: copied out of its memory, or in messages, with the reason.
+    /// Nothing for nodes. Older nodes do not report it.
+    pub write_cache: Option<String>,
 }
 
 impl LinkStatus {
@@ -85,20 +88,27 @@ impl LinkStatus {
                 .collect(),
             requests: None,
             pull: None,
+            write_cache: None,
         }
     }
 
-    /// The same, with the ways of short and long messages, as the messenger states them.
+    /// The same, with the ways of short and long messages and of early answered writes, as the messenger states them.
     pub fn with_ways(
         mut self,
         (requests, reason): (RequestWay, Option<&str>),
         least_pulled: Result<usize, String>,
+        lends: Result<(), &str>,
     ) -> LinkStatus {
         self.requests = Some(match (requests, reason) {
             (RequestWay::Announced, _) => "announced".into(),
             (RequestWay::Message, None) => "messages".into(),
             (RequestWay::Message, Some(reason)) => format!("messages: {reason}"),
         });
+        self.write_cache = match lends {
+            _ if self.is_node => None,
+            Ok(()) => Some("copied from its memory".into()),
+            Err(reason) => Some(format!("in messages: {reason}")),
+        };
         self.pull = Some(match least_pulled {
             Ok(bytes) => format!("from {bytes} bytes on"),
             Err(reason) => format!("nothing: {reason}"),

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use operations::{Acknowledge, ErrorCode, FileId, WriteAt, Written};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use protocol::Answered;
-use protocol::answered::{Found, Taken};
+use protocol::answered::{BLOCK_BYTES, Found, Taken};
 use protocol::client::{Ownership, Recalled};
 
 use super::super::Result;
@@ -89,6 +89,12 @@ impl Behind {
         cache: Arc<Cache>,
         report: Report,
     ) -> io::Result<Arc<Behind>> {
+        let blocks = BYTES_MAX / BLOCK_BYTES;
+        let arena = requests.write_memory(BLOCK_BYTES, blocks as u32);
+        let state = State {
+            answered: arena.map(Answered::with_arena).unwrap_or_default(),
+            ..State::default()
+        };
         let behind = Arc::new(Behind {
             requests,
             // A recall is answered when the primary has executed the writes.
@@ -98,7 +104,7 @@ impl Behind {
             },
             cache,
             report,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             work: Condvar::new(),
             sent: Condvar::new(),
             thread: Mutex::default(),

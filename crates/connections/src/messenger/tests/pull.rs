@@ -1,8 +1,12 @@
 //! Fragments that are pulled out of the sender's memory.
 
 use super::*;
-use crate::messenger::pull::{About, BUFFERS, CLASSES, LOCATION, Location, POOL, PULL_MIN, Pulls};
+use crate::messenger::pull::{
+    About, CLASSES, LENT_MAX, LOCATION, Location, Memory, POOL, PULL_MIN, Pulls,
+};
+use bytes::Bytes;
 use fabric::tcp::Tcp;
+use pmem::Arena;
 
 const FREED_ONE: u32 = 15 << 28 | 1;
 const READY: u32 = 13 << 28;
@@ -121,7 +125,7 @@ fn a_link_owns_all_buffers_of_its_pool() {
     let pool = Pool::new(&device, &CLASSES, Access::READ).unwrap();
     let mut pulls = Pulls::new(PULL_MIN);
     pulls.offered(Some(&pool));
-    pulls.hear(About::Ready).unwrap();
+    pulls.receive(About::Ready(Memory::Pool)).unwrap();
     let are_free = || CLASSES.map(|class| pool.allocate(class.bytes).is_some());
     assert_eq!(are_free(), [false; 2]);
     let data = vec![1; MESSAGE_MAX];
@@ -138,7 +142,7 @@ fn a_link_owns_all_buffers_of_its_pool() {
         assert_eq!(fill(&mut pulls, class.bytes), None);
     }
     // A buffer that the peer has read returns to the link, not to the pool.
-    pulls.hear(About::Freed(1)).unwrap();
+    pulls.receive(About::Freed(1)).unwrap();
     assert_eq!(are_free(), [false; 2]);
     fill(&mut pulls, PULL_MIN as u32).unwrap();
     assert_eq!(fill(&mut pulls, PULL_MIN as u32), None);
@@ -150,6 +154,7 @@ fn a_link_owns_all_buffers_of_its_pool() {
 fn a_peer_that_lies_about_pulls_is_lost() {
     let location = |head, length, offset| {
         let location = Location {
+            memory: Memory::Pool,
             head,
             length,
             offset,
@@ -167,10 +172,14 @@ fn a_peer_that_lies_about_pulls_is_lost() {
         (true, location(first, 5000, 0)),
         (true, location(READY, 4096, 0)),
         (true, (LOCATION, vec![0; 15])),
-        (true, (LOCATION | 1, vec![0; 16])),
+        (true, (LOCATION | 2, vec![0; 16])),
         (true, (FREED_ONE, Vec::new())),
         (true, (FREED_ONE - 1, Vec::new())),
         (true, (READY, Vec::new())),
+        (true, (READY | 1, Vec::new())),
+        (true, (READY | 2, Vec::new())),
+        // The arena was not exported.
+        (true, (LOCATION | 1, location(0, 4096, 0).1)),
         (false, (READY, vec![1])),
         (false, (3 << 30 | 1, Vec::new())),
         (false, (3 << 30, vec![1])),
@@ -212,7 +221,10 @@ fn a_peer_that_lies_about_pulls_is_lost() {
 #[test]
 fn a_peer_that_describes_more_buffers_than_it_has_is_lost() {
     let provider = Provider::Tcp;
-    let mut pair = Pair::new(options(provider));
+    let mut options = options(provider);
+    // There are credits for all that it describes.
+    options.wanted.queues.window = 2 * LENT_MAX as u32;
+    let mut pair = Pair::new(options);
     let Pair { far, to_near, .. } = &mut pair;
     offer(far, *to_near, provider);
     let start = Instant::now();
@@ -223,8 +235,9 @@ fn a_peer_that_describes_more_buffers_than_it_has_is_lost() {
     }
     let to_near = link(&mut pair.far, pair.to_near).session.endpoint();
     let queue = pair.far.transports.queue(provider).unwrap();
-    for number in 0..=BUFFERS as u64 {
+    for number in 0..=LENT_MAX as u64 {
         let location = Location {
+            memory: Memory::Pool,
             head: 0,
             length: 4096,
             offset: 0,
@@ -326,4 +339,79 @@ fn the_pool_of_a_link_has_a_name_that_exports_cannot_have() {
             .export(pair.to_near, POOL, &registered.unwrap())
             .is_none()
     );
+}
+
+/// A message with data in a block of an arena, in pieces.
+fn in_pieces(arena: &Arena, seed: usize, length: usize) -> [Bytes; 3] {
+    let bytes = message(seed, length);
+    let mut block = arena.allocate().expect("a block is free");
+    block.write(0, &bytes[100..length - 1]);
+    let data = Bytes::from_owner(block);
+    [bytes.slice(..100), data, bytes.slice(length - 1..)]
+}
+
+#[test]
+fn data_in_an_arena_is_copied_by_the_peer_and_shared_until_it_has_reported_it() {
+    for provider in BOTH {
+        let arena = Arena::new(64 << 10, 4).unwrap();
+        let mut pair = Pair::new(options(provider));
+        pair.near.lend(arena.clone());
+        for seed in 0..20 {
+            let length = PULL_MIN + 101 + 1000 * seed;
+            let pieces = in_pieces(&arena, seed, length);
+            pair.near.send_pieces(pair.to_far, pieces).unwrap();
+            let (mut received, start) = (Vec::new(), Instant::now());
+            while received.is_empty() {
+                pair.far.wait(&mut received, Duration::from_millis(1));
+                pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+                assert!(start.elapsed() < LONG);
+            }
+            assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
+            // The far side reports what it has copied.
+            pair.far.send(pair.to_near, &message(0, 10)).unwrap();
+            pair.far.submit();
+            let mut answer = Vec::new();
+            while answer.is_empty() {
+                pair.near.wait(&mut answer, LONG);
+            }
+            assert_eq!(arena.free_blocks(), 4);
+        }
+        let lends = pair.far.lends(pair.to_near).unwrap();
+        let pulled = pair.far.pulled_fragments();
+        match provider {
+            Provider::Shm => assert_eq!((lends, pulled > 0), (Ok(()), true), "{pulled}"),
+            _ => {
+                let reason = "the target's processor would execute the reads";
+                assert_eq!((lends, pulled), (Err(reason), 0));
+            }
+        }
+        assert_eq!(pair.near.take_refusal(), None);
+    }
+}
+
+#[test]
+fn a_block_of_an_arena_is_not_free_while_a_peer_may_read_it() {
+    let provider = Provider::Shm;
+    let arena = Arena::new(64 << 10, 4).unwrap();
+    let mut pair = Pair::new(options(provider));
+    pair.near.lend(arena.clone());
+    let length = 64 << 10;
+    let is_unreported = |pair: &mut Pair, seed: usize| {
+        let pieces = in_pieces(&arena, seed, length);
+        pair.near.send_pieces(pair.to_far, pieces).unwrap();
+        let (mut received, start) = (Vec::new(), Instant::now());
+        while received.is_empty() {
+            pair.far.wait(&mut received, Duration::from_millis(1));
+            pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+            assert!(start.elapsed() < LONG);
+        }
+        assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
+        arena.free_blocks() == 3
+    };
+    // The first messages travel before the peer can pull. It does not report one fragment by itself.
+    assert!((0..1000).any(|seed| is_unreported(&mut pair, seed)));
+    assert_eq!(pair.far.pulled_fragments(), 1);
+    // A link that has ended keeps no share.
+    pair.near.close(pair.to_far);
+    assert_eq!(arena.free_blocks(), 4);
 }

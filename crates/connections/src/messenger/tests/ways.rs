@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::messenger::announced::SLOTS_NAME;
-use crate::messenger::pull::{POOL, PULL_MIN};
+use crate::messenger::pull::{Memory, POOL, PULL_MIN};
 
 const NONE_YET: &str = "no message was long enough yet";
 /// Set for the process that opens no more files.
@@ -124,7 +124,7 @@ fn memory_that_the_peer_has_withdrawn_is_not_used() {
     while link(&mut pair.far, pair.to_near)
         .stream
         .pulls
-        .source()
+        .source(Memory::Pool)
         .is_ok()
     {
         pair.far.wait(&mut Vec::new(), Duration::from_millis(1));
