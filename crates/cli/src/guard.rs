@@ -1,7 +1,7 @@
 //! A process that ends the kernel's connection with a mount when the mount's own process was killed.
 //!
 //! The mount of a cluster has a thread that expires names in the kernel. There it waits for a directory's lock, which a change may
-//! hold that is not answered yet, and cannot be killed meanwhile. It keeps the process's files: the kernel would take the device as
+//! hold that is not answered yet, and does not end meanwhile, even if the process is killed. It keeps the process's files: the kernel would take the device as
 //! served, and the change would wait for ever. The guard learns of the end by the death signal, which comes as soon as the thread ends
 //! that started the guard, and not by the end of its input, which the stuck thread keeps, too.
 
@@ -77,7 +77,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        drop(self.0.stdin.take());
+        // It has nothing to do any more, and may be stopped.
+        let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
@@ -101,6 +102,8 @@ pub fn run_as_guard(mut arguments: impl Iterator<Item = OsString>) -> Option<Exi
 }
 
 fn guard(parent: u32, connection: u32) -> io::Result<()> {
+    // For the kernel it is `exe` otherwise.
+    let _ = rustix::thread::set_name(c"tako-guard");
     let (died, raised) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(SIGUSR1, raised)?;
     // A service manager sends them to all processes of a mount, which may go on for its users.

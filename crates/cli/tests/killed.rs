@@ -48,7 +48,7 @@ fn is_blocked(process: u32, name: &str) -> bool {
 }
 
 /// A thread of the mount expires a name in the kernel, where a change without an answer holds the directory's lock: it cannot be
-/// killed, and keeps the kernel's device open. The kernel's end of that would be the only thing to fail the change.
+/// killed, and keeps the kernel's device open. Only the close of the device would fail the change.
 #[test]
 fn calls_end_when_the_process_of_their_mount_is_killed() {
     let cluster = Cluster::serving("1", "16M");

@@ -469,10 +469,14 @@ impl Shared {
             false => connection.read_at_once(at, into, note_read),
         };
         // What was there, or came meanwhile, waits for this thread.
-        if self.has_work() {
+        let due = self.has_work().then(|| {
             self.begin_work(&mut connection);
-        }
+            self.due(&connection)
+        });
         drop(connection);
+        if let Some(due) = due {
+            self.wake_keeper_before(due);
+        }
         self.hand_over();
         read
     }

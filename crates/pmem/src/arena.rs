@@ -132,6 +132,10 @@ impl Drop for Block {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]
@@ -172,6 +176,11 @@ mod tests {
         assert_eq!(&found, b"shown");
         assert!(!arena.region().takes_stores() && arena.0.memory.takes_stores());
         let shared = arena.region().share(false).unwrap();
+        // A descriptor can be opened again, by its name.
+        let name = format!("/proc/self/fd/{}", shared.as_raw_fd());
+        let again = File::options().read(true).write(true).open(name).unwrap();
+        assert!(again.write_at(b"x", 0).is_err());
+        assert!(Region::attach(again.into(), 8192, true).is_err());
         assert!(Region::attach(shared, 8192, true).is_err());
     }
 

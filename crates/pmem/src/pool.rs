@@ -23,9 +23,12 @@ const TMPFS: u64 = 0x0102_1994;
 /// Usual alignment of the pages of DAX devices.
 const DAX_PAGE: u64 = 2 << 20;
 
-/// Maps memory of this process again, for loads.
+/// Maps memory of this process again, for loads. No other process can map it for stores from now on.
 pub(crate) fn for_loads(memory: &Mapping) -> Result<Mapping, Error> {
     let path = Path::new("memory");
+    // The holder of a descriptor for loads could otherwise open it again.
+    rustix::fs::fcntl_add_seals(memory.share(true)?, SealFlags::FUTURE_WRITE)
+        .map_err(|errno| Error::from_system(path, "seal", errno))?;
     let (file, length) = (memory.share(false)?, memory.length() as usize);
     let pages = Pages::map_for_loads(&file, length);
     let pages = pages.map_err(|errno| Error::from_system(path, "map for loads", errno))?;
@@ -238,13 +241,15 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
         });
     }
     let mapped = fits.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
-    // A private mapping of what only others store to shows their stores: no page of it is ever copied.
-    let (access, flags) = match writable {
-        true => (Access::ReadWrite, MapFlags::SHARED),
-        false => (Access::Private, MapFlags::PRIVATE),
+    // For loads only, the kernel reserves no memory for a mapping.
+    let (access, pages) = match writable {
+        true => (
+            Access::ReadWrite,
+            Pages::map(&file, mapped, MapFlags::SHARED),
+        ),
+        false => (Access::Private, Pages::map_for_loads(&file, mapped)),
     };
-    let pages =
-        Pages::map(&file, mapped, flags).map_err(|errno| Error::from_system(path, "map", errno))?;
+    let pages = pages.map_err(|errno| Error::from_system(path, "map", errno))?;
     // Mapped ranges stay, and so do the seals.
     let pool = Pool {
         file: None,

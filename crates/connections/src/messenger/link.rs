@@ -18,9 +18,9 @@ pub struct Link {
     /// Whether the control connection is waited for.
     is_watched: bool,
     pub transfers: Transfers,
-    pub stream: Stream,
-    /// The arena, if it was exported to the peer.
+    /// The arena, if it was exported to the peer. Dropped first: over RDMA its key ends before `stream` lets go of data there.
     pub arena: Option<Registration>,
+    pub stream: Stream,
     /// Why there is no pool from which the peer pulls, if one was tried to be made.
     pub no_pool: Option<String>,
 }
