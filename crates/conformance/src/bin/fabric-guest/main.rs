@@ -109,9 +109,11 @@ fn main() -> ExitCode {
         }
         ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
         ["shares"] => {
-            for length in [100, 64 << 10] {
+            for (length, window) in [(100, 32), (64 << 10, 4)] {
                 let name = format!("fabric: 32 clients get like shares with {length} bytes");
-                cases.run(&name, || messengers::clients_get_like_shares(length));
+                cases.run(&name, || {
+                    messengers::clients_get_like_shares(length, window)
+                });
             }
         }
         ["measure", ref names @ ..] => measure::run(&Adapters::new(), names),
