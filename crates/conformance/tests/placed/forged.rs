@@ -1,20 +1,21 @@
 //! Frames of data that are not those of a write: nothing of them is exposed, and they displace nothing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fabric::ethernet::Shape;
-use fabric::{Access, Parameters, Registration};
+use fabric::ethernet::{FrameFaults, Shape};
+use fabric::{Access, Failure, Parameters, Registration};
 use pmem::checksum::crc32c_of;
 
-use super::super::raw::{COMMAND, Packet, parts};
+use super::super::raw::{COMMAND, HEADER, Packet, parts};
 use super::super::suite::Random;
 use super::liar::{Lied, PATIENCE};
-use super::{BLOCK, BLOCKS};
+use super::{BLOCK, BLOCKS, Placing};
 
 /// Kinds of packets, as `docs/ETHERNET.md` numbers them.
 const AIM: u8 = 9;
 const AIMED: u8 = 10;
 const PLACED: u8 = 11;
+const PROBE: u8 = 17;
 const RESEND: u8 = 20;
 /// The last packet of a request, with a valid immediate.
 const ANNOUNCED: u8 = 3;
@@ -344,6 +345,74 @@ fn a_forged_frame_on_one_queue_is_found_before_its_block_is_exposed() {
         for frame in 0..3 * COUNT as u32 {
             written.send(again, frame);
         }
+        written.is_done();
+    }
+}
+
+/// The peer answers probes and sends everything that it is asked for, but the seal never matches.
+#[test]
+fn an_endpoint_with_wrong_seals_only_is_lost() {
+    let shape = Shape::Strip;
+    for mut setup in [
+        Placing::new(shape, FrameFaults::default()),
+        Placing::on_one_queue(shape, FrameFaults::default()),
+    ] {
+        setup.options.lost_after = Duration::from_secs(1);
+        let mut written = Written::over(Lied::over(setup, shape));
+        let first = written.aim();
+        (0..3 * COUNT as u32).for_each(|frame| written.send(first, frame));
+        written.data[0] ^= 1;
+        written.seal();
+        written.data[0] ^= 1;
+        let (start, mut number) = (Instant::now(), 1 << 63);
+        while written.lied.near.lost.is_empty() {
+            assert!(start.elapsed() < PATIENCE / 4, "it is asked without end");
+            number += 1;
+            written.tell(PROBE, number, &[]);
+            written.lied.near.poll();
+            for frame in written.lied.liar.receive() {
+                if parts(&frame).0 != RESEND {
+                    continue;
+                }
+                let word = |at: usize| u32::from_le_bytes(*frame[at..].first_chunk().unwrap());
+                let (front, first) = (word(28), word(HEADER + 8));
+                written.send_empty(front);
+                for frame in word(HEADER + 12)..3 * COUNT as u32 {
+                    written.send(first, frame);
+                    // It sees progress.
+                    written.lied.near.poll();
+                }
+            }
+        }
+        assert_eq!(written.lied.near.lost[0].1, Failure::PeerLost);
+        written.lied.near.lost.clear();
+        let counters = written.lied.setup.devices.borrow()[0].counters();
+        assert!(
+            counters.rejected > 1 && counters.placed == 0,
+            "{counters:?}"
+        );
+        let end = START + COUNT * BLOCK;
+        written.lied.check(&written.model, START..end);
+    }
+}
+
+/// Only the second block is aimed at again.
+#[test]
+fn a_block_that_landed_in_a_turn_on_one_queue_is_kept() {
+    for shape in [Shape::Strip, Shape::Overlay] {
+        let mut written = Written::over(Lied::on_one_queue(shape));
+        let first = written.aim();
+        (0..4).for_each(|frame| written.send(first, frame));
+        let (again, frame, front) = loop {
+            let [again, frame, front] = written.words_in(RESEND);
+            if again != first {
+                break (again, frame, front);
+            }
+        };
+        assert_eq!(frame, 3, "{shape:?}");
+        written.send_empty(front);
+        (3..6).for_each(|frame| written.send(again, frame));
+        written.seal();
         written.is_done();
     }
 }

@@ -39,7 +39,7 @@ impl Lied {
         Lied::over(setup, shape)
     }
 
-    fn over(mut setup: Placing, shape: Shape) -> Lied {
+    pub fn over(mut setup: Placing, shape: Shape) -> Lied {
         setup.options.authenticated = false;
         let near = Side::new(&setup, QueueOptions::default());
         let pool = setup.pools.borrow()[0].clone();

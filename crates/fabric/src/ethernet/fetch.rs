@@ -221,9 +221,8 @@ pub fn fetched(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outco
         ask_in_packets(link, local);
         return Outcome::Executed;
     };
-    if fetch.has_waited(now, shared.options.lost_after) {
-        link.avoid();
-        link.lose(Failure::PeerLost, local);
+    if fetch.is_lost(now, shared.options.lost_after) {
+        link.give_up(local);
         return Outcome::Stalled;
     }
     if fetch.is_late(now) {

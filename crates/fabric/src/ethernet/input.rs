@@ -493,6 +493,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
     let owner = (local.member.slot, link.id);
     let frames = landing.bytes / placement::BLOCK * shape.frames();
     let mut placement = placement.lock();
+    let now = Instant::now();
     let wanted = match placement.progress(&shared, *shape, owner, landing.first) {
         None => {
             // The key was withdrawn meanwhile.
@@ -513,18 +514,18 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
                 return Outcome::Executed;
             }
             count(&shared.counts.rejected);
+            landing.expects(frames, now);
             None
         }
         Some(Progress::Astray) => None,
         Some(Progress::Expects(frame)) => Some(frame),
     };
-    let now = Instant::now();
     if let Some(frame) = wanted {
         landing.expects(frame, now);
     }
-    if landing.has_waited(now, shared.options.lost_after) {
+    if landing.is_lost(now, shared.options.lost_after) {
         drop(placement);
-        link.lose(Failure::PeerLost, local);
+        link.give_up(local);
         return Outcome::Stalled;
     }
     let from = match wanted {
@@ -533,12 +534,13 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Some(_) if !landing.has_waited(now, RESEND_AFTER) => return Outcome::Stalled,
         // If the last frame was taken but is not there, the kernel has lost one.
         _ => {
-            let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+            let again = placement.aim_again(&shared, *shape, owner, landing.first);
+            let Some((aimed, from)) = again else {
                 landing.not_aimed(now);
                 return Outcome::Stalled;
             };
-            landing.aimed(aimed, now);
-            0
+            landing.aimed(aimed, from, now);
+            from
         }
     };
     drop(placement);
@@ -603,21 +605,22 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
         Some(Progress::Astray) => None,
         Some(Progress::All) | None => return,
     };
-    if landing.has_waited(now, shared.options.lost_after) {
+    if landing.is_lost(now, shared.options.lost_after) {
         drop(placement);
-        return link.lose(Failure::PeerLost, local);
+        return link.give_up(local);
     }
     let frames = landing.bytes / placement::BLOCK * shape.frames();
     let from = match from {
         Some(frame) if frame == frames || !landing.is_late(now) => return,
         Some(frame) => frame,
         None => {
-            let Some(aimed) = placement.aim_again(&shared, *shape, owner, landing.first) else {
+            let again = placement.aim_again(&shared, *shape, owner, landing.first);
+            let Some((aimed, from)) = again else {
                 landing.not_aimed(now);
                 return;
             };
-            landing.aimed(aimed, now);
-            0
+            landing.aimed(aimed, from, now);
+            from
         }
     };
     drop(placement);

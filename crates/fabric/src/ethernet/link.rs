@@ -176,6 +176,8 @@ pub struct Landing {
     asked: Option<(u32, Instant)>,
     /// The frame that was expected last, and since when.
     waits: (u32, Instant),
+    /// Most frames that had landed, and since when: a run that is aimed at again makes no progress before it has more.
+    progress: (u32, Instant),
     /// The frame that was asked for because later ones came.
     missed: Option<Missing>,
     /// How often that was done since then.
@@ -200,6 +202,7 @@ impl Landing {
             is_sent: is_alone,
             asked: None,
             waits: (0, Instant::now()),
+            progress: (0, Instant::now()),
             missed: None,
             misses: (0, Instant::now()),
             aimed_at: Instant::now(),
@@ -209,8 +212,12 @@ impl Landing {
 
     /// All frames were sent, and this one is expected next.
     pub fn expects(&mut self, frame: u32, now: Instant) {
-        if !std::mem::replace(&mut self.is_sent, true) || frame != self.waits.0 {
+        let is_first = !std::mem::replace(&mut self.is_sent, true);
+        if is_first || frame != self.waits.0 {
             self.waits = (frame, now);
+        }
+        if is_first || frame > self.progress.0 {
+            self.progress = (frame, now);
         }
     }
 
@@ -255,12 +262,12 @@ impl Landing {
         self.due().is_some_and(|due| now >= due)
     }
 
-    /// It is aimed at again, from the first frame on.
-    pub fn aimed(&mut self, aimed: Aimed, now: Instant) {
+    /// It is aimed at again, from this frame on.
+    pub fn aimed(&mut self, aimed: Aimed, from: u32, now: Instant) {
         self.first = aimed.first;
         self.aimed_at = now;
         self.aimed_before += 1;
-        self.expects(0, now);
+        self.expects(from, now);
     }
 
     /// It is not aimed at, and cannot be yet.
@@ -275,6 +282,11 @@ impl Landing {
         let limit = UNFINISHED_AFTER * (1 << self.aimed_before.min(DOUBLED_MAX));
         now.saturating_duration_since(since) >= STALLED_AFTER
             || now.saturating_duration_since(self.aimed_at) >= limit
+    }
+
+    /// Whether it has made no progress for so long.
+    pub fn is_lost(&self, now: Instant, limit: Duration) -> bool {
+        now.saturating_duration_since(self.progress.1) >= limit
     }
 
     /// Whether the same frame has been expected for so long.
@@ -414,6 +426,12 @@ impl Link {
         if let Some(host) = self.host {
             unreachable::add(host);
         }
+    }
+
+    /// The link makes no progress: the endpoint is lost, and another transport is used for the host.
+    pub fn give_up(&mut self, local: &mut Local) {
+        self.avoid();
+        self.lose(Failure::PeerLost, local);
     }
 
     /// The other side's process may have ended: from now on a shorter silence is its end.
@@ -726,7 +744,7 @@ mod tests {
         let aimed = Aimed { first: 0, front: 0 };
         let mut landing = Landing::new(0, 1 << 20, aimed, true);
         let mut start = Instant::now();
-        landing.aimed(aimed, start);
+        landing.aimed(aimed, 0, start);
         assert!(!landing.is_stalled(start + STALLED_AFTER / 2));
         assert!(landing.is_stalled(start + STALLED_AFTER));
         landing.not_aimed(start + STALLED_AFTER);
@@ -735,7 +753,7 @@ mod tests {
         let step = STALLED_AFTER - Duration::from_millis(1);
         let mut before = Duration::ZERO;
         for _ in 0..10 {
-            landing.aimed(aimed, start);
+            landing.aimed(aimed, 0, start);
             let mut now = start;
             for frame in 1.. {
                 now += step;

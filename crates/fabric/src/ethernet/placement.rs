@@ -12,6 +12,7 @@
 //! `fetch` describes reads, which aim at the reader's own memory. Several of one endpoint can be aimed at, one after the other.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use parking_lot::Mutex;
 use pmem::Region;
@@ -100,17 +101,29 @@ pub struct Run {
 }
 
 impl Aim {
-    fn new(shared: &Shared, run: Run, first: u32) -> Aim {
-        let mut saved = [0; HEADER as usize];
-        shared.region.read(run.offset - HEADER, &mut saved);
+    fn new(run: Run) -> Aim {
         Aim {
             run,
-            first,
+            first: 0,
             landed: 0,
-            saved: Some(saved),
+            saved: None,
             sealing: None,
             sealed: 0,
         }
+    }
+
+    /// Keeps whole blocks that have landed. The rest is aimed at from this frame on.
+    fn begin(&mut self, shared: &Shared, shape: Shape, first: u32) -> Range<u32> {
+        let mut saved = [0; HEADER as usize];
+        shared.region.read(self.run.offset - HEADER, &mut saved);
+        self.saved = Some(saved);
+        self.first = first.wrapping_sub(self.kept(shape));
+        self.landed..self.pieces(shape)
+    }
+
+    /// Frames of the whole blocks that have landed.
+    fn kept(&self, shape: Shape) -> u32 {
+        self.landed / shape.pieces() * shape.frames()
     }
 
     fn frames(&self, shape: Shape) -> u32 {
@@ -212,6 +225,20 @@ impl Placement {
         owner: (u32, EndpointId),
         run: Run,
     ) -> Option<Aimed> {
+        let mut aim = Aim::new(run);
+        let aimed = self.aim_rest(shared, shape, owner, &mut aim)?;
+        self.aims.push_back(aim);
+        Some(aimed)
+    }
+
+    /// Aims at the blocks of a run that have not landed.
+    fn aim_rest(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        owner: (u32, EndpointId),
+        aim: &mut Aim,
+    ) -> Option<Aimed> {
         if !self.aims.is_empty() {
             return None;
         }
@@ -224,13 +251,13 @@ impl Placement {
             _ => 0,
         };
         if shared.is_on_one_queue() {
-            return self.aim_on_one_queue(shared, shape, owner, (run, first));
+            return self.aim_on_one_queue(shared, shape, owner, (aim, first));
         }
-        self.fill(shared, shape, run, first)?;
+        let count = self.fill(shared, shape, aim, first)?;
         let port = shared.port.lock();
-        port.lane()?
-            .open(run.source, first, run.blocks * shape.frames());
+        port.lane()?.open(aim.run.source, first, count);
         self.owner = owner;
+        let first = aim.first;
         Some(Aimed { first, front: 0 })
     }
 
@@ -239,22 +266,21 @@ impl Placement {
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
-        (run, first): (Run, u32),
+        (aim, first): (&mut Aim, u32),
     ) -> Option<Aimed> {
         self.discard(shared);
-        let aim = Aim::new(shared, run, first);
-        let pieces = 0..aim.pieces(shape);
+        let pieces = aim.begin(shared, shape, first);
         let addresses: Vec<u64> = pieces.map(|piece| aim.fill(shape, piece)).collect();
         let frames = SharedAim {
-            source: run.source,
+            source: aim.run.source,
             first,
-            count: aim.frames(shape),
+            count: aim.frames(shape) - aim.kept(shape),
             tag: tag(owner.0),
         };
         let front = shared.port.lock().aim(frames, &addresses)?;
         self.next = first.wrapping_add(frames.count);
-        self.aims.push_back(aim);
         self.owner = owner;
+        let first = aim.first;
         Some(Aimed { first, front })
     }
 
@@ -307,24 +333,24 @@ impl Placement {
             return None;
         }
         let first = self.next;
-        self.fill(shared, shape, run, first)?;
+        let mut aim = Aim::new(run);
+        self.fill(shared, shape, &mut aim, first)?;
+        self.aims.push_back(aim);
         shared.port.lock().lane()?.extend(count);
         Some(Aimed { first, front: 0 })
     }
 
-    /// Gives the memory of a run to the kernel, in the order of its frames.
-    fn fill(&mut self, shared: &Shared, shape: Shape, run: Run, first: u32) -> Option<()> {
-        let aim = Aim::new(shared, run, first);
-        let count = aim.frames(shape);
+    /// Gives the memory of a run to the kernel, in the order of its frames. Number of these.
+    fn fill(&mut self, shared: &Shared, shape: Shape, aim: &mut Aim, first: u32) -> Option<u32> {
         let socket = self.socket(&shared.port)?;
-        for piece in 0..aim.pieces(shape) {
+        let count = aim.frames(shape) - aim.kept(shape);
+        for piece in aim.begin(shared, shape, first) {
             socket.fill(aim.fill(shape, piece));
         }
         socket.filled();
         self.is_aimed = true;
         self.next = first.wrapping_add(count);
-        self.aims.push_back(aim);
-        Some(())
+        Some(count)
     }
 
     /// Counts the frames that have come, each for the first run that lacks one.
@@ -462,28 +488,36 @@ impl Placement {
         }
     }
 
-    /// Aims an owner's only run again. Nothing is returned if that is not possible yet.
+    /// Aims an owner's only run again, without the whole blocks that have landed unless its data is wrong. Returns the frame that is
+    /// expected, too, counted from the first one; nothing if that is not possible yet.
     pub fn aim_again(
         &mut self,
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
         first: u32,
-    ) -> Option<Aimed> {
+    ) -> Option<(Aimed, u32)> {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
-        let mut astray = self.aims.remove(index)?;
-        // Its data is not what was sent, even if all of it has come.
-        astray.landed = 0;
-        self.end(shared, shape, &mut astray);
-        let again = self.aim(shared, shape, owner, astray.run);
-        shared.port.lock().resume();
-        if again.is_none() {
-            // The kernel frees the queue, or takes the withdrawn descriptors, a little later: until then the aim is astray.
-            self.is_astray = true;
-            self.aims.push_back(astray);
+        let mut aim = self.aims.remove(index)?;
+        if self.is_astray || aim.is_whole(shape) {
+            // Its data is not what was sent, even if all of it has come.
+            let saved = aim.saved;
+            aim = Aim {
+                first,
+                saved,
+                ..Aim::new(aim.run)
+            };
         }
-        again
+        aim.landed -= aim.landed % shape.pieces();
+        self.end(shared, shape, &mut aim);
+        let again = self.aim_rest(shared, shape, owner, &mut aim);
+        shared.port.lock().resume();
+        // The kernel frees the queue, or takes the withdrawn descriptors, a little later: until then the aim is astray.
+        self.is_astray |= again.is_none();
+        let kept = aim.kept(shape);
+        self.aims.push_back(aim);
+        Some((again?, kept))
     }
 
     /// Whether there is room to send so many descriptors.

@@ -58,7 +58,7 @@ fn a_run_stays_astray_when_frames_are_sent_by_a_new_socket() {
     assert_eq!(progress, Some(Progress::Astray));
     // It has nothing aimed, so it need not be closed for the next attempt.
     let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
-    let first = again.unwrap().first;
+    let first = again.unwrap().0.first;
     let progress = placement.progress(shared, SHAPE, OWNER, first);
     assert_eq!(progress, Some(Progress::Expects(0)));
 }
