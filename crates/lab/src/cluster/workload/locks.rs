@@ -214,8 +214,14 @@ impl Locks {
                 let wait = self.wait.take_if(|it| it.is_taking && outcome.is_done());
                 match (&mut self.wait, &wait) {
                     (_, Some(wait)) => wait.end(client, now, log),
-                    // Another one has it after all.
-                    (Some(wait), _) if wait.is_taking => wait.is_taking = false,
+                    // Another one has it after all, or there is no space for its record: then the primary has ended the wait.
+                    (Some(wait), _) if wait.is_taking => {
+                        wait.is_taking = false;
+                        if outcome.error == Some(ErrorCode::NoSpace) {
+                            wait.end(client, asked, log);
+                            wait.kept = None;
+                        }
+                    }
                     _ => self.is_busy = false,
                 }
                 if outcome.is_done() {
