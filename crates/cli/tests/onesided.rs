@@ -211,6 +211,34 @@ fn mounts_move_data_one_sided_over_tcp() {
     data_goes_one_sided("tcp");
 }
 
+/// Long writes need blocks of the pools, which other mounts get when this one does not use them.
+#[test]
+fn a_mount_that_chooses_writes_long_data_one_sided_and_returns_its_blocks() {
+    let cluster = Cluster::up();
+    let mount = cluster.mount("io=auto,transport=shm");
+    let free = || {
+        let found = rustix::fs::statvfs(&mount).expect("it is mounted");
+        found.f_bfree * found.f_frsize
+    };
+    let before = free();
+    let file = File::create(mount.join("file")).expect("it can be made");
+    let part = bytes(1, 1 << 20);
+    cluster.until_few_moved(|_| {
+        for at in (0..LENGTH as u64).step_by(part.len()) {
+            file.write_all_at(&part, at).expect("it has room");
+        }
+        file.sync_all().expect("it is synced");
+    });
+    let start = Instant::now();
+    // The rest is what the file and the grant need to be described.
+    while free() + LENGTH as u64 + PART as u64 <= before {
+        assert!(start.elapsed() < LONG, "{} of {before} are free", free());
+    }
+    drop(file);
+    cluster.umount();
+    verify_members(&cluster, &[("file", &part.repeat(4))]);
+}
+
 #[test]
 fn a_primary_killed_in_the_middle_loses_nothing_that_was_synced() {
     let cluster = Cluster::up();

@@ -317,6 +317,8 @@ pub enum Operation {
         /// Number of blocks.
         blocks: u32,
     },
+    /// Frees all blocks of the session's grant.
+    Return,
     /// Moves blocks of the session's grant, which hold the data already, into a file.
     Commit {
         /// File that the operation applies to.
@@ -402,6 +404,7 @@ names! {
     SyncAll
     Statistics
     Grant
+    Return
     Commit
     Layout
     CloseSession

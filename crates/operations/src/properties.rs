@@ -122,7 +122,7 @@ impl Operation {
         /// Of the two blocks at the ends of a write, which are whole in the record if a copy shares them.
         const ENDS: u64 = 2 * BLOCK as u64;
         match self {
-            Operation::Fallocate { .. } | Operation::CopyRange { .. } => LARGE,
+            Operation::Fallocate { .. } | Operation::CopyRange { .. } | Operation::Return => LARGE,
             Operation::SetXattr { .. } | Operation::RemoveXattr { .. } => REST + BLOCK as u64,
             Operation::Write { data, .. } => REST + ENDS + (data.len() as u64).min(RECORD_DATA_MAX),
             _ => REST + (self.data_length() as u64).min(RECORD_DATA_MAX),

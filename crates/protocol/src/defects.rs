@@ -87,6 +87,12 @@ pub enum Defect {
     LandAgain,
     /// Blocks are granted when only the primary has the record.
     GrantBeforeTails,
+    /// A client returns blocks into which a transfer may be in flight.
+    ReturnUnsettled,
+    /// A client requests blocks before its return of the grant is answered.
+    AskWhileReturning,
+    /// A client keeps a grant that it does not use.
+    KeepUnusedGrants,
     /// The blocks of an ended session are freed before its keys are closed.
     ForgetQuarantine,
     /// A new primary frees the blocks of ended sessions at once.
@@ -219,7 +225,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 88] = [
+    pub const ALL: [Defect; 91] = [
         Defect::TakeNeighboursPosition,
         Defect::LocalReadBeforeTails,
         Defect::RepairWithoutCheck,
@@ -258,6 +264,9 @@ impl Defect {
         Defect::RefillBeforeCompletion,
         Defect::LandAgain,
         Defect::GrantBeforeTails,
+        Defect::ReturnUnsettled,
+        Defect::AskWhileReturning,
+        Defect::KeepUnusedGrants,
         Defect::ForgetQuarantine,
         Defect::ForgetQuarantineAtTakeover,
         Defect::KeepKeys,

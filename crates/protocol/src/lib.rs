@@ -138,6 +138,8 @@ pub struct UnitOptions {
     pub leases: u32,
     /// Blocks that a session's grant may have.
     pub grant_blocks: u32,
+    /// A client returns its grant when it has not used it for this long.
+    pub grant_unused_ns: u64,
     /// One-sided reads of one client from one member are executed in the order in which they were sent.
     pub ordered_reads: bool,
 }
@@ -222,6 +224,7 @@ impl Default for UnitOptions {
             sessions: 4096,
             leases: 1 << 16,
             grant_blocks: 1024,
+            grant_unused_ns: 1000 * MILLISECOND,
             ordered_reads: false,
         }
     }

@@ -46,7 +46,7 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 9;
+pub const VERSION: u8 = 10;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";

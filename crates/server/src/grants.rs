@@ -13,6 +13,9 @@ use crate::execute::{Serving, again};
 use crate::executor::{Executed, shown};
 use crate::pool::file;
 
+/// The last one of so many parts of a pool is never granted: unused grants must not fill a pool.
+const KEPT_PART: u64 = 16;
+
 fn name(index: u32) -> Vec<u8> {
     format!("grant{index}").into_bytes()
 }
@@ -50,21 +53,22 @@ impl Serving {
 
     /// Frees the rest of a grant.
     pub fn free_grant(&self, ticket: Ticket, index: u32) -> Completion {
-        let freed = self.grant(index).and_then(|grant| {
-            let blocks = self.executor.store.inodes().attributes(&grant).size / BLOCK as u64;
-            if self.granted(&grant)?.is_empty() {
-                return Ok(());
-            }
-            self.executor
-                .store
-                .files()
-                .punch(&mut Transaction::embedded(), &grant, 0..blocks)
-                .map(|_| ())
-        });
-        match freed {
-            Err(Error::NotFound) => self.noted(ticket, Ok(())),
-            freed => self.noted(ticket, freed),
+        let freed = self.empty_grant(&mut Transaction::embedded(), index);
+        self.noted(ticket, freed)
+    }
+
+    fn empty_grant(&self, transaction: &mut Transaction<'_>, index: u32) -> Result<(), Error> {
+        let grant = match self.grant(index) {
+            Err(Error::NotFound) => return Ok(()),
+            grant => grant?,
+        };
+        if self.granted(&grant)?.is_empty() {
+            return Ok(());
         }
+        let store = &self.executor.store;
+        let blocks = store.inodes().attributes(&grant).size / BLOCK as u64;
+        let freed = store.files().punch(transaction, &grant, 0..blocks);
+        freed.map(|_| ())
     }
 
     /// Executes requests of clients that access the members' memories. A grant is the requesting session's.
@@ -78,6 +82,9 @@ impl Serving {
             (Operation::Grant { blocks }, Some(slot)) => {
                 self.reserve(transaction, slot.index, *blocks)
             }
+            (Operation::Return, Some(slot)) => self
+                .empty_grant(transaction, slot.index)
+                .map(|()| shown(Outcome::done(), 0)),
             (Operation::Commit { .. }, Some(slot)) => {
                 self.commit(transaction, slot.index, operation)
             }
@@ -104,7 +111,10 @@ impl Serving {
         let grant = self.grant(index)?;
         let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
         let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
-        let blocks = room.min(blocks.into()) as u32;
+        let statistics = self.executor.store.volume().statistics();
+        let spare = statistics.blocks_available;
+        let spare = spare.saturating_sub(statistics.blocks / KEPT_PART);
+        let blocks = room.min(blocks.into()).min(spare) as u32;
         if blocks == 0 {
             return Err(Error::NoSpace);
         }

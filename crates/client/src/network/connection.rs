@@ -537,7 +537,9 @@ impl Connection {
             true => (None, false),
             false => (provider, !near.is_empty()),
         };
-        let mode = self.memories.mode(provider, is_near);
+        let unit = self.map.units.first();
+        let copies = unit.map_or(0, |unit| unit.map.full_in_sync_each().count());
+        let mode = self.memories.mode(provider, is_near, copies);
         let is_one_sided = matches!(mode, Mode::ClientActive { .. });
         self.reads_at_once
             .store(is_one_sided && is_near, Ordering::Relaxed);

@@ -16,9 +16,10 @@ use protocol::{Client, NodeId};
 use super::Io;
 use super::links::Links;
 
-/// From this length on a client that chooses itself reads one-sided. It never writes so: short writes are slower, and for long ones
-/// each mount would keep blocks of a grant, which no other one can use. `docs/CLUSTERS.md` has the figures.
+/// From this length on a client that chooses itself reads one-sided.
 const LEAST_READ: u32 = 4 << 10;
+/// From this length on it writes so: shorter writes are not faster. `docs/performance/clusters.md` has the figures.
+const LEAST_WRITE: u32 = 512 << 10;
 /// Bytes of a block, which transfers are multiples of.
 const BLOCK: usize = 4096;
 /// No write is so long.
@@ -56,7 +57,7 @@ impl MemberMemories {
     pub fn new(io: Io, writes: bool) -> MemberMemories {
         MemberMemories {
             io,
-            writes: writes && io == Io::Client,
+            writes: writes && io != Io::Server,
             session: None,
             known: BTreeMap::new(),
             in_flight: BTreeMap::new(),
@@ -74,9 +75,11 @@ impl MemberMemories {
         self.in_flight.len()
     }
 
-    /// Which side moves the data, with a primary at the other end of this transport, and members on this host or none.
-    pub fn mode(&self, provider: Option<Provider>, has_near: bool) -> Mode {
+    /// Which side moves the data, with a primary at the other end of this transport, members on this host or none, and so many full
+    /// members in sync. With a single one, a write by message is as fast.
+    pub fn mode(&self, provider: Option<Provider>, has_near: bool, copies: usize) -> Mode {
         let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
+        let writes_long = self.writes && provider == Some(Provider::Shm) && copies > 1;
         match self.io {
             Io::Client if self.writes => Mode::CLIENT_ACTIVE,
             Io::Client => Mode::ClientActive {
@@ -84,7 +87,7 @@ impl MemberMemories {
                 read: 0,
             },
             Io::Auto if is_passive || has_near => Mode::ClientActive {
-                write: NEVER,
+                write: if writes_long { LEAST_WRITE } else { NEVER },
                 read: LEAST_READ,
             },
             Io::Auto | Io::Server => Mode::ServerActive,
@@ -300,22 +303,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_chooses_itself_reads_one_sided_where_the_target_is_passive() {
-        let mode = |io, writes, provider| MemberMemories::new(io, writes).mode(provider, false);
+    fn a_client_that_chooses_itself_is_one_sided_where_that_is_faster() {
+        let mode = |io, writes, provider| MemberMemories::new(io, writes).mode(provider, false, 2);
         let active = |write, read| Mode::ClientActive { write, read };
         for provider in [None, Some(Provider::Shm), Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Server, true, provider), Mode::ServerActive);
             assert_eq!(mode(Io::Client, true, provider), active(0, 0));
             assert_eq!(mode(Io::Client, false, provider), active(NEVER, 0));
         }
-        for passive in [Provider::Shm, Provider::Verbs] {
-            let auto = mode(Io::Auto, true, Some(passive));
-            assert_eq!(auto, active(NEVER, LEAST_READ));
-        }
+        let (shm, verbs) = (Some(Provider::Shm), Some(Provider::Verbs));
+        let by_message = active(NEVER, LEAST_READ);
+        assert_eq!(mode(Io::Auto, true, shm), active(LEAST_WRITE, LEAST_READ));
+        assert_eq!(mode(Io::Auto, false, shm), by_message);
+        assert_eq!(mode(Io::Auto, true, verbs), by_message);
+        let auto = MemberMemories::new(Io::Auto, true);
+        assert_eq!(auto.mode(shm, false, 1), by_message);
         for other in [None, Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Auto, true, other), Mode::ServerActive);
         }
-        let beside_a_replica = MemberMemories::new(Io::Auto, true).mode(Some(Provider::Tcp), true);
-        assert_eq!(beside_a_replica, active(NEVER, LEAST_READ));
+        let beside_a_replica = auto.mode(Some(Provider::Tcp), true, 2);
+        assert_eq!(beside_a_replica, by_message);
     }
 }

@@ -159,6 +159,8 @@ impl Unit {
         let options = UnitOptions {
             parity,
             push: ClusterMap::default().options().push,
+            // A grant outlasts the rests between operations.
+            grant_unused_ns: u64::MAX,
             ..UnitOptions::default()
         };
         let client =

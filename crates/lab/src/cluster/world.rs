@@ -92,6 +92,7 @@ impl Setup {
                 push: *Random::new(seed).pick(&[0, 8 << 10]),
                 // There are not many blocks.
                 grant_blocks: 32,
+                grant_unused_ns: 100 * MILLISECOND,
                 // A client keeps more than that at times.
                 leases: 3,
                 ordered_reads: (seed / 2).is_multiple_of(2),
@@ -375,6 +376,7 @@ impl World {
         self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
         self.read_all();
         self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
+        self.wait_for_returns()?;
         self.end_clients()?;
         let summary = self.examine()?;
         Ok(Summary {

@@ -142,6 +142,7 @@ fn of_data() -> Vec<Operation> {
             length: 2,
         },
         Operation::Grant { blocks: 4096 },
+        Operation::Return,
         Operation::Commit {
             file,
             offset,

@@ -55,7 +55,10 @@ pub(super) struct Active {
     free: BTreeMap<u64, u64>,
     /// Blocks of the grant below were listed once: the others of them are in use, or must not be used any more.
     listed: u64,
+    /// When blocks were requested or filled last, since the grant was returned.
+    used_at: Option<u64>,
     granting: Option<Ticket>,
+    returning: Option<Ticket>,
     pub(super) layouts: Layouts,
     pub(super) runs: BTreeMap<Ticket, Run>,
     /// The request that is being submitted with memory for its data.
@@ -225,7 +228,8 @@ impl Client {
         for ticket in active.runs.into_keys() {
             self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }
-        let requests: BTreeSet<_> = active.requests.into_keys().chain(active.granting).collect();
+        let own = active.granting.into_iter().chain(active.returning);
+        let requests: BTreeSet<_> = active.requests.into_keys().chain(own).collect();
         // Blocks are counted from the start again in the next session's grant.
         self.queue.retain(|(ticket, ..)| !requests.contains(ticket));
         requests
@@ -236,6 +240,9 @@ impl Client {
         if self.active.granting == Some(ticket) {
             self.active.granting = None;
             return self.granted(&outcome);
+        }
+        if self.active.returning == Some(ticket) {
+            return self.returned(now, &outcome);
         }
         let Some(run) = self.active.requests.remove(&ticket) else {
             return self.events.push_back(Event::Done {
@@ -293,6 +300,7 @@ impl Client {
 
     /// Takes whatever steps can be taken.
     pub(super) fn advance_active(&mut self, now: u64) {
+        self.return_unused(now);
         if self.active.is_idle() {
             return;
         }
@@ -315,7 +323,7 @@ impl Client {
         let runs = (!active.runs.is_empty()).then_some(active.looked_at + self.options.retry_ns);
         let transfers = active.transfers.values();
         let transfers = transfers.map(|it| it.due(&self.options));
-        transfers.chain(runs).min()
+        transfers.chain(runs).chain(self.return_due()).min()
     }
 
     /// Full members in sync with accessible memories, if the primary's is accessible. Requests missing keys: no

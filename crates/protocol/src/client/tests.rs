@@ -257,6 +257,64 @@ fn a_write_over_a_lost_link_goes_by_message_and_its_blocks_wait_for_the_transfer
     assert!(client.granted_blocks() > free);
 }
 
+/// Changes that it requests, with their numbers and slots.
+fn changes(client: &mut Client) -> Vec<(u64, u16, Arc<Operation>)> {
+    let requests = said(client).into_iter();
+    let requests = requests.filter_map(|(request, body)| match body {
+        Body::Request {
+            slot, operation, ..
+        } => Some((request, slot, operation)),
+        _ => None,
+    });
+    requests.collect()
+}
+
+fn reply(client: &mut Client, request: u64, slot: u16) {
+    let reply = Body::Reply {
+        slot,
+        outcome: Outcome::done(),
+        position: 0,
+        confirmed: 0,
+        grant: Grant::default(),
+    };
+    hear(client, request, reply);
+}
+
+#[test]
+fn an_unused_grant_is_returned_when_no_transfer_can_land_and_requested_after_the_answer() {
+    let mut client = active();
+    let begun = begun(&mut client, &[0, 1]);
+    let (lost, others) = begun.split_last().expect("transfers");
+    for transfer in others {
+        client.handle_transfer(1, transfer.wr_id, TransferOutcome::Written);
+    }
+    client.handle_transfer(1, lost.wr_id, TransferOutcome::Lost);
+    for (request, slot, _) in changes(&mut client) {
+        reply(&mut client, request, slot);
+    }
+    let late = 2 * UnitOptions::default().grant_unused_ns;
+    client.handle_timeout(late);
+    assert_eq!(changes(&mut client), [], "the lost one may land");
+    assert!(client.granted_blocks() > 0);
+    client.handle_transfer(late, lost.wr_id, TransferOutcome::Written);
+    let due = late + UnitOptions::default().grant_unused_ns;
+    client.handle_timeout(due);
+    let returns = changes(&mut client);
+    let [(request, slot, operation)] = &returns[..] else {
+        panic!("{returns:?}");
+    };
+    assert_eq!(
+        (&**operation, client.granted_blocks()),
+        (&Operation::Return, 0)
+    );
+    client.submit(due, write(3), Acknowledge::Primary);
+    assert_eq!(changes(&mut client), []);
+    reply(&mut client, *request, *slot);
+    let next = changes(&mut client);
+    let is_grant = |operation: &Operation| matches!(operation, Operation::Grant { .. });
+    assert!(next.iter().any(|(_, _, it)| is_grant(it)), "{next:?}");
+}
+
 #[test]
 fn a_write_that_begins_the_second_half_of_the_room_for_unconfirmed_ones_waits_for_all_members() {
     let mut client = active().with_mode(Mode::ServerActive);

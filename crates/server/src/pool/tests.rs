@@ -3,7 +3,7 @@ use std::thread;
 
 use operations::{Lock, LockKind, LockSpace, OwnedNewInode};
 use protocol::member::{HeldLock, LockRun, RequestId, Slot, Ticket};
-use protocol::wire::{FileId, Operation, Outcome};
+use protocol::wire::{ErrorCode, FileId, Operation, Outcome};
 use store::{Geometry, MemberFormat, WriteAt};
 
 use super::*;
@@ -43,6 +43,39 @@ fn serving() -> Serving {
         orphans: Mutex::default(),
         defects: Defects::default(),
     }
+}
+
+#[test]
+fn the_last_part_of_a_pool_is_not_granted() {
+    let mut serving = serving();
+    serving.grant_blocks = u32::MAX;
+    serving.make_grant(0).expect("a file");
+    let free = || {
+        let statistics = serving.executor.store.volume().statistics();
+        (statistics.blocks_available, statistics.blocks / 16)
+    };
+    let grant = |number| {
+        let request = RequestId {
+            session: 1,
+            slot: SLOT,
+            number,
+        };
+        let slot = Slot {
+            index: 0,
+            session: 1,
+            slot: SLOT,
+            request: number,
+        };
+        let operation = Operation::Grant { blocks: 1 << 20 };
+        match serving.execute(1, request, &operation, Some(&slot)) {
+            Completion::Executed { outcome, .. } => outcome,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(grant(1).is_done());
+    let (left, kept) = free();
+    assert!(left.abs_diff(kept) < 16, "{left} blocks, not {kept}");
+    assert_eq!(grant(2).error, Some(ErrorCode::NoSpace));
 }
 
 /// A session, in the index of the same number.

@@ -21,6 +21,9 @@ const ENDS_PERMILLE: u32 = 300;
 /// Greatest time to end all sessions and free their grants.
 const FREED_WITHIN: Time = 8 * SECOND;
 
+/// Greatest time until idle clients have returned their grants, with that of writes that are stuck.
+const RETURNED_WITHIN: Time = STUCK_NS + 2 * SECOND;
+
 /// The waiting sender of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sender {
@@ -93,12 +96,29 @@ impl World {
             worker.crash(now, &mut self.lost);
         }
         self.run_until_quiet(now, now + FREED_WITHIN)?;
-        let primary = &self.machines[self.membership.valid().primary as usize];
-        let grants = crate::reachable::grants(&primary.memory().region());
-        match grants.first() {
+        match self.granted_block() {
             Some(block) => Err(format!("block {block} is left in a grant")),
             None => Ok(()),
         }
+    }
+
+    /// Runs until no block is granted: no client writes any more.
+    pub(super) fn wait_for_returns(&mut self) -> Result<(), String> {
+        let mut at = self.queue.now();
+        let end = at + RETURNED_WITHIN;
+        while let Some(block) = self.granted_block() {
+            if at >= end {
+                return Err(format!("block {block} is kept in a grant"));
+            }
+            at += 100 * MILLISECOND;
+            self.run_until(at)?;
+        }
+        Ok(())
+    }
+
+    fn granted_block(&self) -> Option<u64> {
+        let primary = &self.machines[self.membership.valid().primary as usize];
+        crate::reachable::grants(&primary.memory().region()).pop_first()
     }
 
     /// Starts the transfers of a client's machine.

@@ -125,6 +125,7 @@ impl Client {
         let Some(members) = self.reached(now) else {
             return self.write_by_message(ticket);
         };
+        self.active.used_at = Some(now);
         let Some(blocks) = self.take_blocks(count) else {
             return self.ask_for_grant(count);
         };
@@ -175,7 +176,9 @@ impl Client {
 
     /// Asks for blocks for two writes like this one, or as many as the grant has room for.
     fn ask_for_grant(&mut self, count: u64) {
-        if self.active.granting.is_none() {
+        let asks_early = self.defects.has(Defect::AskWhileReturning);
+        let is_returning = self.active.returning.is_some() && !asks_early;
+        if self.active.granting.is_none() && !is_returning {
             self.next_number += 1;
             let most = u64::from(self.options.grant_blocks);
             let blocks = (2 * count).max(GRANT_LEAST).min(most) as u32;
@@ -183,6 +186,38 @@ impl Client {
             self.active.granting = Some(self.next_number);
             self.queue
                 .push_back((self.next_number, request, Acknowledge::All));
+        }
+    }
+
+    /// When the grant is returned, if nothing uses it until then.
+    pub(super) fn return_due(&self) -> Option<u64> {
+        let active = &self.active;
+        let is_used = active.runs.values().any(|it| matches!(it, Run::Write(_)));
+        let is_settled = !is_used && active.unsettled.is_empty();
+        let ignores = self.defects.has(Defect::ReturnUnsettled);
+        let asks = active.granting.or(active.returning).is_some();
+        let may_return = (is_settled || ignores) && !asks;
+        let due = active.used_at?.saturating_add(self.options.grant_unused_ns);
+        (may_return && !self.defects.has(Defect::KeepUnusedGrants)).then_some(due)
+    }
+
+    /// Returns the grant if it is not used: no transfer into its blocks can be in flight then.
+    pub(super) fn return_unused(&mut self, now: u64) {
+        if self.return_due().is_some_and(|due| now >= due) {
+            self.active.used_at = None;
+            self.active.free.clear();
+            self.next_number += 1;
+            self.active.returning = Some(self.next_number);
+            self.queue
+                .push_back((self.next_number, Operation::Return, Acknowledge::All));
+        }
+    }
+
+    /// A return was answered. One that has failed is repeated.
+    pub(super) fn returned(&mut self, now: u64, outcome: &Outcome) {
+        self.active.returning = None;
+        if !outcome.is_done() {
+            self.active.used_at = Some(now);
         }
     }
 
