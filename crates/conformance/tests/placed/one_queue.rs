@@ -174,6 +174,61 @@ fn die_after_aim(shape: Shape) {
     lied.check(&model, 0..0);
 }
 
+/// A peer has had a run aimed at, and sends no data. Another one asks until it is aimed at, too.
+#[test]
+fn another_peer_has_its_turn_while_one_makes_no_progress() {
+    for shape in SHAPES {
+        let mut lied = Lied::on_one_queue(shape);
+        let memory = lied.near.device.register(&lied.pool, Access::ALL).unwrap();
+        let (_, first) = lied.join();
+        let (_, second) = lied.join();
+        assert!(is_aimed(&mut lied, &first, &memory, 0), "{shape:?}");
+        let mut sequence = 0;
+        while !is_aimed(&mut lied, &second, &memory, sequence) {
+            // The answers fit in the window, since the peer acknowledges none.
+            assert!(sequence < 6, "{shape:?}");
+            sequence += 1;
+            let again_at = Instant::now() + Duration::from_millis(10);
+            lied.until("a while", |_, _| Instant::now() >= again_at);
+        }
+    }
+}
+
+/// Whether a request with this number has two blocks aimed at.
+fn is_aimed(
+    lied: &mut Lied,
+    greeting: &fabric::Parameters,
+    memory: &fabric::Registration,
+    sequence: u64,
+) -> bool {
+    // No other request has this number.
+    let request = sequence << 8 | u64::from(greeting.bytes[4]);
+    let mut body = aim(memory, 2);
+    body[..8].copy_from_slice(&request.to_le_bytes());
+    let (mut again_at, mut value) = (Instant::now(), 0);
+    lied.until("an answer", |_, liar| {
+        if Instant::now() >= again_at {
+            again_at = Instant::now() + Duration::from_millis(1);
+            let packet = Packet {
+                kind: AIM,
+                flags: 1,
+                sequence,
+                body: &body,
+            };
+            liar.tell(greeting, packet);
+        }
+        let frames = liar.receive();
+        let mut answers = frames.iter().map(|frame| parts(frame));
+        answers.any(|(kind, _, body)| {
+            let word = |at: usize| u64::from_le_bytes(*body[at..].first_chunk().unwrap());
+            let is_it = kind == AIMED && word(0) == request;
+            value = if is_it { word(8) } else { 0 };
+            is_it
+        })
+    });
+    value != 0
+}
+
 /// A peer has had a long run aimed at, and is silent for a while: it is aimed at all the time, and its data lands afterwards.
 #[test]
 fn a_peer_that_pauses_after_its_aim_is_aimed_at_again() {

@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::frames::empty_before;
-use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, State};
+use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, State, TURN};
 use super::local::Local;
 use super::output::AIMED;
 use super::placement::{self, Progress};
@@ -480,16 +480,14 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         return Outcome::Violation;
     };
     let request = head.request.get();
-    let (Some(landing), Some(other)) = (&mut link.landing, &link.other) else {
+    let awaited = link.landing.as_mut().filter(|it| it.request == request);
+    let (Some(landing), Some(other)) = (awaited, &link.other) else {
         return Outcome::Violation;
     };
     let shared = local.shared.clone();
     let Some((placement, shape)) = shared.placement.as_ref() else {
         return Outcome::Violation;
     };
-    if landing.request != request {
-        return Outcome::Violation;
-    }
     let owner = (local.member.slot, link.id);
     let frames = landing.bytes / placement::BLOCK * shape.frames();
     let mut placement = placement.lock();
@@ -530,13 +528,14 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
     }
     let from = match wanted {
         Some(_) if !landing.is_late(now) => return Outcome::Stalled,
+        None if landing.is_paused(now) => return Outcome::Stalled,
         Some(frame) if frame < frames => frame,
         Some(_) if !landing.has_waited(now, RESEND_AFTER) => return Outcome::Stalled,
         // If the last frame was taken but is not there, the kernel has lost one.
         _ => {
             let again = placement.aim_again(&shared, *shape, owner, landing.first);
             let Some((aimed, from)) = again else {
-                landing.not_aimed(now);
+                landing.pause(now, RESEND_AFTER);
                 return Outcome::Stalled;
             };
             landing.aimed(aimed, from, now);
@@ -585,7 +584,7 @@ pub fn ask_for_missing(link: &mut Link, local: &mut Local, missing: Missing, now
 }
 
 /// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after a
-/// while the run is aimed at again, which lets other frames pass.
+/// while nothing is aimed at for as long, which lets other frames and runs pass.
 pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     if !local.shared.is_on_one_queue() {
         return;
@@ -600,7 +599,11 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     let from = match placement.progress(&shared, *shape, owner, landing.first) {
         Some(Progress::Expects(frame)) => {
             landing.expects(frame, now);
-            Some(frame).filter(|_| !landing.is_stalled(now))
+            if landing.is_stalled(now) {
+                placement.pause(&shared, *shape, owner, landing.first);
+                landing.pause(now, TURN);
+            }
+            Some(frame)
         }
         Some(Progress::Astray) => None,
         Some(Progress::All) | None => return,
@@ -612,11 +615,12 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     let frames = landing.bytes / placement::BLOCK * shape.frames();
     let from = match from {
         Some(frame) if frame == frames || !landing.is_late(now) => return,
+        None if landing.is_paused(now) => return,
         Some(frame) => frame,
         None => {
             let again = placement.aim_again(&shared, *shape, owner, landing.first);
             let Some((aimed, from)) = again else {
-                landing.not_aimed(now);
+                landing.pause(now, RESEND_AFTER);
                 return;
             };
             landing.aimed(aimed, from, now);

@@ -24,11 +24,8 @@ const MISSED_AFTER: Duration = Duration::from_micros(100);
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// On one queue a run that makes no progress for so long is withdrawn, since other frames wait for it.
 const STALLED_AFTER: Duration = Duration::from_millis(20);
-/// The same for a run that is not whole after so long, however many frames have come. It doubles each time, up to a limit that is
-/// shorter than the lease of a node.
-const UNFINISHED_AFTER: Duration = Duration::from_millis(100);
-/// Greatest number of times that it doubles.
-const DOUBLED_MAX: u32 = 2;
+/// The same for a run that is not whole after so long, however many frames have come. Then others have their turn for as long.
+pub const TURN: Duration = Duration::from_millis(50);
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
@@ -182,9 +179,9 @@ pub struct Landing {
     missed: Option<Missing>,
     /// How often that was done since then.
     misses: (u32, Instant),
-    /// When it was aimed at, and how often before.
     aimed_at: Instant,
-    aimed_before: u32,
+    /// Nothing is aimed at until then.
+    paused: Option<Instant>,
 }
 
 impl Landing {
@@ -206,7 +203,7 @@ impl Landing {
             missed: None,
             misses: (0, Instant::now()),
             aimed_at: Instant::now(),
-            aimed_before: 0,
+            paused: None,
         }
     }
 
@@ -249,6 +246,9 @@ impl Landing {
 
     /// When the expected frame is to be asked for. Nothing before all were sent.
     pub fn due(&self) -> Option<Instant> {
+        if self.paused.is_some() {
+            return self.paused;
+        }
         let (expected, since) = self.waits;
         let due = match self.asked {
             Some((frame, at)) if frame == expected => at + RESEND_AFTER,
@@ -266,22 +266,24 @@ impl Landing {
     pub fn aimed(&mut self, aimed: Aimed, from: u32, now: Instant) {
         self.first = aimed.first;
         self.aimed_at = now;
-        self.aimed_before += 1;
+        self.paused = None;
         self.expects(from, now);
     }
 
-    /// It is not aimed at, and cannot be yet.
-    pub fn not_aimed(&mut self, now: Instant) {
-        self.aimed_at = now;
-        self.ask(now);
+    /// Nothing is aimed at for so long.
+    pub fn pause(&mut self, now: Instant, time: Duration) {
+        self.paused = Some(now + time);
+    }
+
+    pub fn is_paused(&self, now: Instant) -> bool {
+        self.paused.is_some_and(|until| now < until)
     }
 
     /// Whether nothing has come for so long that other frames should no longer wait, or not all within a longer time.
     pub fn is_stalled(&self, now: Instant) -> bool {
         let since = self.waits.1.max(self.aimed_at);
-        let limit = UNFINISHED_AFTER * (1 << self.aimed_before.min(DOUBLED_MAX));
         now.saturating_duration_since(since) >= STALLED_AFTER
-            || now.saturating_duration_since(self.aimed_at) >= limit
+            || now.saturating_duration_since(self.aimed_at) >= TURN
     }
 
     /// Whether it has made no progress for so long.
@@ -739,33 +741,26 @@ mod tests {
 
     #[test]
     fn a_run_stalls_without_frames_and_with_few() {
-        /// Less than half of a lease.
-        const LONGEST: Duration = Duration::from_millis(400);
         let aimed = Aimed { first: 0, front: 0 };
         let mut landing = Landing::new(0, 1 << 20, aimed, true);
-        let mut start = Instant::now();
+        let start = Instant::now();
         landing.aimed(aimed, 0, start);
         assert!(!landing.is_stalled(start + STALLED_AFTER / 2));
         assert!(landing.is_stalled(start + STALLED_AFTER));
-        landing.not_aimed(start + STALLED_AFTER);
-        let due = landing.due();
-        assert!(due.is_some_and(|due| due > start + STALLED_AFTER));
-        let step = STALLED_AFTER - Duration::from_millis(1);
-        let mut before = Duration::ZERO;
-        for _ in 0..10 {
-            landing.aimed(aimed, 0, start);
-            let mut now = start;
-            for frame in 1.. {
-                now += step;
-                landing.expects(frame, now);
-                if landing.is_stalled(now) {
-                    break;
-                }
+        // A frame comes each time before it stalls.
+        let mut now = start;
+        for frame in 1.. {
+            now += STALLED_AFTER / 4;
+            landing.expects(frame, now);
+            if landing.is_stalled(now) {
+                break;
             }
-            let lasted = now - start;
-            assert!(lasted > before || lasted >= LONGEST);
-            assert!(lasted <= LONGEST + step);
-            (before, start) = (lasted, now);
         }
+        assert_eq!(now, start + TURN);
+        landing.pause(now, TURN);
+        assert_eq!(landing.due(), Some(now + TURN));
+        assert!(landing.is_paused(now) && !landing.is_paused(now + TURN));
+        landing.aimed(aimed, 3, now + TURN);
+        assert!(!landing.is_paused(now) && !landing.is_stalled(now + TURN));
     }
 }

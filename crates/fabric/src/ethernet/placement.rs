@@ -62,6 +62,8 @@ pub struct Placement {
     owner: (u32, EndpointId),
     /// In the order of their frames.
     aims: VecDeque<Aim>,
+    /// Runs that are to be aimed at again, of any owners.
+    paused: Vec<((u32, EndpointId), Aim)>,
     /// A frame has landed elsewhere.
     is_astray: bool,
     /// Number of the next frame that is aimed at.
@@ -78,7 +80,7 @@ pub enum Progress {
     All,
     /// This frame, counted from the first one, is expected.
     Expects(u32),
-    /// Something landed where it does not belong, or was taken and lost: it must be aimed again.
+    /// Something landed where it does not belong, or was taken and lost, or nothing is aimed: it must be aimed again.
     Astray,
 }
 
@@ -185,6 +187,7 @@ impl Placement {
             socket: Some(socket),
             owner: (0, EndpointId(0)),
             aims: VecDeque::new(),
+            paused: Vec::new(),
             is_astray: false,
             next: 0,
             is_aimed: false,
@@ -384,6 +387,10 @@ impl Placement {
         owner: (u32, EndpointId),
         first: u32,
     ) -> Option<Progress> {
+        let mut paused = self.paused.iter();
+        if paused.any(|(it, aim)| *it == owner && aim.first == first) {
+            return Some(Progress::Astray);
+        }
         if self.owner != owner {
             return None;
         }
@@ -449,6 +456,7 @@ impl Placement {
 
     /// All runs of an owner have ended.
     pub fn finish_all(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
+        self.paused.retain(|(paused, _)| *paused != owner);
         if self.owner == owner {
             while let Some(mut aim) = self.aims.pop_front() {
                 self.end(shared, shape, &mut aim);
@@ -483,6 +491,7 @@ impl Placement {
 
     /// The same with all runs, if one is aimed at by this key.
     pub fn withdraw(&mut self, shared: &Shared, shape: Shape, key: Key) {
+        self.paused.retain(|(_, aim)| aim.run.key != key);
         if self.aims.iter().any(|aim| aim.run.key == key) {
             self.finish_all(shared, shape, self.owner);
         }
@@ -497,6 +506,38 @@ impl Placement {
         owner: (u32, EndpointId),
         first: u32,
     ) -> Option<(Aimed, u32)> {
+        let mut aim = self.take(shared, shape, owner, first)?;
+        let again = self.aim_rest(shared, shape, owner, &mut aim);
+        shared.port.lock().resume();
+        let kept = aim.kept(shape);
+        match again {
+            Some(_) => self.aims.push_back(aim),
+            // Others are aimed at, or the kernel frees the queue a little later.
+            None => self.paused.push((owner, aim)),
+        }
+        Some((again?, kept))
+    }
+
+    /// Aims at nothing for an owner's only run until it is aimed again.
+    pub fn pause(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId), first: u32) {
+        if let Some(aim) = self.take(shared, shape, owner, first) {
+            self.paused.push((owner, aim));
+            shared.port.lock().resume();
+        }
+    }
+
+    /// Takes a run out, at which nothing is aimed any more.
+    fn take(
+        &mut self,
+        shared: &Shared,
+        shape: Shape,
+        owner: (u32, EndpointId),
+        first: u32,
+    ) -> Option<Aim> {
+        let is_paused = |(it, aim): &((u32, EndpointId), Aim)| *it == owner && aim.first == first;
+        if let Some(index) = self.paused.iter().position(is_paused) {
+            return Some(self.paused.swap_remove(index).1);
+        }
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
         let mut aim = self.aims.remove(index)?;
@@ -511,13 +552,7 @@ impl Placement {
         }
         aim.landed -= aim.landed % shape.pieces();
         self.end(shared, shape, &mut aim);
-        let again = self.aim_rest(shared, shape, owner, &mut aim);
-        shared.port.lock().resume();
-        // The kernel frees the queue, or takes the withdrawn descriptors, a little later: until then the aim is astray.
-        self.is_astray |= again.is_none();
-        let kept = aim.kept(shape);
-        self.aims.push_back(aim);
-        Some((again?, kept))
+        Some(aim)
     }
 
     /// Whether there is room to send so many descriptors.
