@@ -125,6 +125,11 @@ fn clients_with_wrong_keys_or_names_and_nodes_with_a_port_in_use_are_refused() {
     let link = &status["nodes"][0]["links"][0];
     assert_eq!(link["peer"], "this program", "{status:#}");
     assert!(link["transport"].is_string(), "{status:#}");
+    // This program does not know the node's pool.
+    assert!(
+        status["unit"]["survives"]["process_crash"].is_null(),
+        "{status:#}"
+    );
     // Its map is not where `tako up` keeps maps: its node is asked for it.
     let listed = node.ask("keys/client", &["ls", "tako:///bad:/"]).ended(0);
     assert_eq!(listed.trim(), "file");

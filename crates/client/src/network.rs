@@ -464,28 +464,18 @@ impl Shared {
         }
         touch(into);
         let mut connection = self.connection.try_lock()?;
-        let read = match self.has_work() {
-            true => None,
-            false => connection.read_at_once(at, into, note_read),
-        };
-        // What was there, or came meanwhile, waits for this thread.
-        let due = self.has_work().then(|| {
-            self.begin_work(&mut connection);
-            self.due(&connection)
-        });
+        let is_idle = !self.has_unsent() && self.waiting.lock().is_empty();
+        let read = is_idle
+            .then(|| connection.read_at_once(at, into, note_read))
+            .flatten();
         drop(connection);
-        if let Some(due) = due {
-            self.wake_keeper_before(due);
-        }
         self.hand_over();
         read
     }
 
-    /// Whether calls or answers to recalls wait for the thread that holds the connection.
-    fn has_work(&self) -> bool {
-        !self.submitted.lock().is_empty()
-            || !self.invalidated.lock().is_empty()
-            || !self.waiting.lock().is_empty()
+    /// Whether calls that wait for nothing else, or answers to recalls, are to be sent.
+    fn has_unsent(&self) -> bool {
+        !self.submitted.lock().is_empty() || !self.invalidated.lock().is_empty()
     }
 
     /// Begins the calls that were submitted, answers recalls, and sends what is to be sent.
@@ -679,13 +669,12 @@ impl Shared {
         self.has_leases() || self.turns.lock().is_some()
     }
 
-    /// Lets one of the calls that wait lead.
+    /// The connection is free: one of the calls that wait leads. Without one, what was submitted while the connection was in use is
+    /// sent by this thread.
     fn hand_over(&self) {
-        let mut waiting = self.waiting.lock();
-        while let Some(call) = waiting.pop() {
-            if call.promote() {
-                return;
-            }
+        let is_led = std::iter::from_fn(|| self.waiting.lock().pop()).any(|call| call.promote());
+        if !is_led && self.has_unsent() {
+            self.submit();
         }
     }
 

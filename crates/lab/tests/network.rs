@@ -4,7 +4,8 @@
 mod copies;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -244,7 +245,7 @@ fn an_idle_session_uses_no_processor_and_stays_open() {
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     };
     let before = used();
-    let (_keep, never) = std::sync::mpsc::channel::<()>();
+    let (_keep, never) = mpsc::channel::<()>();
     assert!(never.recv_timeout(UNHEARD).is_err());
     let used = used() - before;
     assert!(used < Duration::from_millis(80), "{used:?}");
@@ -444,7 +445,7 @@ fn a_session_stays_open_after_reads_at_once() {
     while start.elapsed() < Duration::from_secs(3) {
         network.read_locally(file, 0, &mut into, false);
     }
-    let (_keep, never) = std::sync::mpsc::channel::<()>();
+    let (_keep, never) = mpsc::channel::<()>();
     assert!(never.recv_timeout(UNHEARD).is_err());
     assert!(read(&network, file, 0, 4096) == bytes);
 }
@@ -458,23 +459,25 @@ fn reads_at_once_delay_no_other_session() {
     );
     let file = create(&network, "file");
     write(&network, file, 0, data(0, 4096));
-    let is_done = AtomicBool::new(false);
+    let (still_measured, is_done) = mpsc::channel::<()>();
     let median = thread::scope(|scope| {
-        scope.spawn(|| {
+        let (network, is_done) = (&network, is_done);
+        scope.spawn(move || {
             let mut into = vec![0; 4096];
-            while !is_done.load(Ordering::Relaxed) {
+            // Until the other end is dropped, also by a panic.
+            while is_done.try_recv() == Err(mpsc::TryRecvError::Empty) {
                 if network.read_locally(file, 0, &mut into, false).is_none() {
-                    read(&network, file, 0, 4096);
+                    read(network, file, 0, 4096);
                 }
             }
         });
+        let _still_measured = still_measured;
         let timed = |seed| {
             let start = Instant::now();
             write(&other, file, 0, data(seed, 4096));
             start.elapsed()
         };
         let mut times: Vec<Duration> = (0..40).map(timed).collect();
-        is_done.store(true, Ordering::Relaxed);
         times.sort_unstable();
         times[20]
     });

@@ -46,13 +46,13 @@ struct Unit {
     survives: Survives,
 }
 
-/// Failures that the contents of the unit survive.
+/// Failures that the contents of the unit survive; `None` if only a pool of another host could, which is not known here.
 #[derive(Serialize)]
 struct Survives {
-    process_crash: bool,
+    process_crash: Option<bool>,
     /// The host of a node, with all its processes.
-    machine_crash: bool,
-    power_loss: bool,
+    machine_crash: Option<bool>,
+    power_loss: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -211,10 +211,13 @@ fn describe(
 fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
     let in_sync = map.units.first().map(|unit| unit.map.full_in_sync());
     let in_sync = in_sync.unwrap_or_default();
-    let has = |least: &[Survival]| {
-        let is_full = |status: &&&NodeStatus| status.is_in_sync && status.role != Role::Metadata;
-        let mut pools = statuses.iter().filter(is_full);
-        pools.any(|status| least.iter().any(|it| it.to_string() == status.survives))
+    let is_full = |status: &&&NodeStatus| status.is_in_sync && status.role != Role::Metadata;
+    let pools: Vec<_> = statuses.iter().filter(is_full).collect();
+    let is_known = pools.len() >= in_sync.len();
+    let survives = |by_others: bool, least: &[Survival]| {
+        let mut own = pools.iter().map(|status| &status.survives);
+        let survives = by_others || own.any(|own| least.iter().any(|it| it.to_string() == *own));
+        (survives || is_known).then_some(survives)
     };
     let host = |id: &NodeId| {
         let mut addresses = map.node(*id)?.addresses.iter();
@@ -224,9 +227,9 @@ fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
     let hosts: BTreeSet<_> = in_sync.iter().filter_map(host).collect();
     use Survival::{NodeCrash, PowerLoss, ProcessCrash};
     Survives {
-        process_crash: in_sync.len() > 1 || has(&[ProcessCrash, NodeCrash, PowerLoss]),
-        machine_crash: hosts.len() > 1 || has(&[NodeCrash, PowerLoss]),
-        power_loss: has(&[PowerLoss]),
+        process_crash: survives(in_sync.len() > 1, &[ProcessCrash, NodeCrash, PowerLoss]),
+        machine_crash: survives(hosts.len() > 1, &[NodeCrash, PowerLoss]),
+        power_loss: survives(false, &[PowerLoss]),
     }
 }
 
@@ -269,13 +272,17 @@ fn print_unit(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
             "space      {total}, of it {used} used, {available} available"
         )?;
     }
-    let yes = |survives: bool| if survives { "yes" } else { "no" };
+    let word = |survives: Option<bool>| match survives {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    };
     writeln!(
         out,
         "survives   process crash: {}, machine crash: {}, power loss: {}",
-        yes(unit.survives.process_crash),
-        yes(unit.survives.machine_crash),
-        yes(unit.survives.power_loss)
+        word(unit.survives.process_crash),
+        word(unit.survives.machine_crash),
+        word(unit.survives.power_loss)
     )?;
     Ok(())
 }
