@@ -213,11 +213,6 @@ impl Lane {
         self.word(GATE_AT).store(is_shut.into(), Ordering::SeqCst);
     }
 
-    #[cfg(all(test, feature = "fuzzing"))]
-    pub(crate) fn is_shut(&self) -> bool {
-        self.word(GATE_AT).load(Ordering::SeqCst) != 0
-    }
-
     /// So many descriptors were consumed. No frame is taken meanwhile.
     pub(crate) fn set_taken(&self, taken: u32) {
         self.word(TAKEN_AT).store(taken, Ordering::SeqCst);

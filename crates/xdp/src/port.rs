@@ -163,8 +163,6 @@ pub struct Port {
     /// On one queue: no frame is taken, and how often that has begun.
     is_stopped: bool,
     stops: u64,
-    /// Waits until the kernel has done with frames.
-    barrier: fn() -> rustix::io::Result<()>,
 }
 
 /// What a port is made of.
@@ -268,7 +266,6 @@ impl Port {
             is_aimed: false,
             is_stopped: false,
             stops: 0,
-            barrier: shared::barrier,
         }
     }
 
