@@ -135,7 +135,8 @@ impl Field for Nodes {
             let all = status["unit"]["members"] == status["unit"]["in_sync"];
             !(is_same && all)
         };
-        if !matches!(hit, Hit::KillMount) {
+        // A stopped replica has been missed already, and may be back by now.
+        if !matches!(hit, Hit::KillMount | Hit::StopReplica) {
             self.cluster.wait("it is noticed", is_lost);
         }
         self.cluster.up_again();

@@ -13,7 +13,7 @@ use crate::execute::{Serving, again};
 use crate::executor::{Executed, shown};
 use crate::pool::file;
 
-/// The last one of so many parts of a pool is never granted: unused grants must not fill a pool.
+/// Reciprocal of the share of a pool that is never granted: unused grants must not fill a pool.
 const KEPT_PART: u64 = 16;
 
 fn name(index: u32) -> Vec<u8> {
@@ -111,9 +111,9 @@ impl Serving {
         let grant = self.grant(index)?;
         let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
         let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
-        let statistics = self.executor.store.volume().statistics();
-        let spare = statistics.blocks_available;
-        let spare = spare.saturating_sub(statistics.blocks / KEPT_PART);
+        let volume = self.executor.store.volume();
+        let spare = volume.blocks_available();
+        let spare = spare.saturating_sub(volume.blocks() / KEPT_PART);
         let blocks = room.min(blocks.into()).min(spare) as u32;
         if blocks == 0 {
             return Err(Error::NoSpace);

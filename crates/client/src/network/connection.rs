@@ -533,12 +533,12 @@ impl Connection {
         let near = self.links.near(&self.messenger);
         // A primary in this process is called: nothing is faster.
         let is_inside = self.entry.as_ref().is_some_and(|it| it.node() == primary);
-        let (provider, is_near) = match is_inside {
-            true => (None, false),
-            false => (provider, !near.is_empty()),
-        };
-        let unit = self.map.units.first();
-        let copies = unit.map_or(0, |unit| unit.map.full_in_sync_each().count());
+        let provider = provider.filter(|_| !is_inside);
+        let is_near = !is_inside && !near.is_empty();
+        let full = self.map.units.first().map(|it| it.map.full_in_sync());
+        let full = full.unwrap_or_default();
+        let all_near = full.iter().all(|node| near.contains(node));
+        let copies = if all_near { full.len() } else { 0 };
         let mode = self.memories.mode(provider, is_near, copies);
         let is_one_sided = matches!(mode, Mode::ClientActive { .. });
         self.reads_at_once
@@ -713,7 +713,9 @@ impl Connection {
     fn linked(&mut self, link: LinkId) {
         self.choose_mode();
         if let Some(node) = self.links.node(link)
-            && let Some(body) = self.memories.linked(node, link)
+            && let Some(body) = self
+                .memories
+                .linked(node, (link, self.messenger.provider(link)))
         {
             self.ask_to_export(link, body);
         }
@@ -742,9 +744,9 @@ impl Connection {
         }
         if let Body::Key { member, key } = message.body {
             if self.client.session() == Some(message.envelope.session)
-                && let Some((link, body)) =
-                    self.memories
-                        .take_key((member, key), &self.links, &mut self.client)
+                && let Some(link) = self.links.of(member)
+                && let (key, over) = ((member, key), (link, self.messenger.provider(link)))
+                && let Some(body) = self.memories.take_key(key, over, &mut self.client)
             {
                 self.ask_to_export(link, body);
             }

@@ -14,12 +14,11 @@ use protocol::wire::Body;
 use protocol::{Client, NodeId};
 
 use super::Io;
-use super::links::Links;
 
 /// From this length on a client that chooses itself reads one-sided.
 const LEAST_READ: u32 = 4 << 10;
-/// From this length on it writes so: shorter writes are not faster. `docs/performance/clusters.md` has the figures.
-const LEAST_WRITE: u32 = 512 << 10;
+/// From this length on it writes one-sided. `docs/performance/clusters.md` has the figures.
+const LEAST_WRITE: u32 = 1 << 20;
 /// Bytes of a block, which transfers are multiples of.
 const BLOCK: usize = 4096;
 /// No write is so long.
@@ -76,10 +75,10 @@ impl MemberMemories {
     }
 
     /// Which side moves the data, with a primary at the other end of this transport, members on this host or none, and so many full
-    /// members in sync. With a single one, a write by message is as fast.
-    pub fn mode(&self, provider: Option<Provider>, has_near: bool, copies: usize) -> Mode {
+    /// members in sync, or 0 if one of them is on another host. With a single one, a write by message is as fast.
+    pub fn mode(&self, provider: Option<Provider>, has_near: bool, near_copies: usize) -> Mode {
         let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
-        let writes_long = self.writes && provider == Some(Provider::Shm) && copies > 1;
+        let writes_long = self.writes_over(provider) && near_copies > 1;
         match self.io {
             Io::Client if self.writes => Mode::CLIENT_ACTIVE,
             Io::Client => Mode::ClientActive {
@@ -94,14 +93,18 @@ impl MemberMemories {
         }
     }
 
-    /// The primary has given a member's key. Returns what to send to the member over this link.
+    /// Whether memory at the other end of this transport is to be writable: only where this side may write one-sided.
+    fn writes_over(&self, provider: Option<Provider>) -> bool {
+        self.writes && (self.io == Io::Client || provider == Some(Provider::Shm))
+    }
+
+    /// The primary has given a member's key. Returns what to send to the member over this link, which has this transport.
     pub fn take_key(
         &mut self,
         (member, key): (NodeId, u64),
-        links: &Links,
+        (asked, provider): (LinkId, Option<Provider>),
         client: &mut Client,
-    ) -> Option<(LinkId, Body)> {
-        let asked = links.of(member)?;
+    ) -> Option<Body> {
         if let Some(known) = self.known.get(&member)
             && known.key == key
             && known.asked == asked
@@ -118,18 +121,23 @@ impl MemberMemories {
         };
         self.known.insert(member, known);
         client.forget_key(member);
-        let writes = self.writes;
-        Some((asked, Body::Export { key, writes }))
+        let writes = self.writes_over(provider);
+        Some(Body::Export { key, writes })
     }
 
-    /// There is a link to a member. Returns what to send over it.
-    pub fn linked(&mut self, member: NodeId, link: LinkId) -> Option<Body> {
+    /// There is a link to a member, by this transport. Returns what to send over it.
+    pub fn linked(
+        &mut self,
+        member: NodeId,
+        (link, provider): (LinkId, Option<Provider>),
+    ) -> Option<Body> {
+        let writes = self.writes_over(provider);
         let known = self.known.get_mut(&member)?;
         known.asked = link;
         known.is_exported = false;
         Some(Body::Export {
             key: known.key,
-            writes: self.writes,
+            writes,
         })
     }
 
@@ -317,7 +325,11 @@ mod tests {
         assert_eq!(mode(Io::Auto, false, shm), by_message);
         assert_eq!(mode(Io::Auto, true, verbs), by_message);
         let auto = MemberMemories::new(Io::Auto, true);
-        assert_eq!(auto.mode(shm, false, 1), by_message);
+        for near_copies in [0, 1] {
+            assert_eq!(auto.mode(shm, true, near_copies), by_message);
+        }
+        assert!(auto.writes_over(shm) && !auto.writes_over(verbs));
+        assert!(MemberMemories::new(Io::Client, true).writes_over(verbs));
         for other in [None, Some(Provider::Tcp)] {
             assert_eq!(mode(Io::Auto, true, other), Mode::ServerActive);
         }

@@ -98,17 +98,28 @@ impl Volume {
             .map(|group| layout.data_blocks(group))
             .map(|data| data.end - data.start)
             .sum();
-        let blocks_free = allocator.free_blocks();
         Statistics {
             block_size: BLOCK as u32,
             blocks,
-            blocks_free,
-            blocks_available: blocks_free.saturating_sub(allocator.reserved_blocks()),
+            blocks_free: allocator.free_blocks(),
+            blocks_available: self.blocks_available(),
             inodes: layout.inodes() - 2,
             inodes_free: allocator.free_inodes(),
             name_length_max: NAME_LENGTH_MAX as u32,
             write_max: self.write_max() as u32,
         }
+    }
+
+    /// Blocks of the image, with those of metadata.
+    pub fn blocks(&self) -> u64 {
+        self.image.layout.blocks()
+    }
+
+    /// Blocks that changes may take.
+    pub fn blocks_available(&self) -> u64 {
+        let allocator = &self.allocator;
+        let reserved = allocator.reserved_blocks();
+        allocator.free_blocks().saturating_sub(reserved)
     }
 
     /// Longest write that is one change, in bytes.
