@@ -376,7 +376,10 @@ impl World {
         self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
         self.read_all();
         self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
-        self.wait_for_returns()?;
+        // In the other runs clients end with grants.
+        if self.setup.seed.is_multiple_of(2) {
+            self.wait_for_returns()?;
+        }
         self.end_clients()?;
         let summary = self.examine()?;
         Ok(Summary {
