@@ -211,17 +211,14 @@ impl Locks {
     ) {
         match operation {
             Operation::SetLock { file, lock } => {
-                let wait = self.wait.take_if(|it| it.is_taking && outcome.is_done());
+                // Another one may have it after all; a process that gets any other error waits no longer.
+                let goes_on = outcome.error == Some(ErrorCode::Locked);
+                let wait = self.wait.take_if(|it| it.is_taking && !goes_on);
                 match (&mut self.wait, &wait) {
+                    // Without space for the record of the lock, the primary has ended the wait earlier.
+                    (_, Some(wait)) if !outcome.is_done() => wait.end(client, asked, log),
                     (_, Some(wait)) => wait.end(client, now, log),
-                    // Another one has it after all, or there is no space for its record: then the primary has ended the wait.
-                    (Some(wait), _) if wait.is_taking => {
-                        wait.is_taking = false;
-                        if outcome.error == Some(ErrorCode::NoSpace) {
-                            wait.end(client, asked, log);
-                            wait.kept = None;
-                        }
-                    }
+                    (Some(wait), _) if wait.is_taking => wait.is_taking = false,
                     _ => self.is_busy = false,
                 }
                 if outcome.is_done() {
