@@ -229,6 +229,34 @@ fn without_the_primarys_key_a_write_goes_by_message_at_once() {
 }
 
 #[test]
+fn a_write_without_a_grant_goes_by_message() {
+    let mut client = active();
+    client.submit(0, write(1), Acknowledge::Primary);
+    said(&mut client);
+    hear(&mut client, 0, Body::SessionOpened { slots: 4 });
+    for member in [0, 1] {
+        client.handle_key(member, 7);
+    }
+    client.handle_timeout(0);
+    said(&mut client);
+    client.submit(0, write(2), Acknowledge::Primary);
+    let asked = changes(&mut client);
+    let is_grant = |it: &Operation| matches!(it, Operation::Grant { .. });
+    let [(request, slot, operation)] = &asked[..] else {
+        panic!("{} requests", asked.len());
+    };
+    assert!(is_grant(operation));
+    reply(
+        &mut client,
+        *request,
+        *slot,
+        Outcome::failed(ErrorCode::NoSpace),
+    );
+    assert!(has_write(&mut client));
+    assert_eq!(transfers(&mut client), []);
+}
+
+#[test]
 fn a_write_over_a_lost_link_goes_by_message_and_its_blocks_wait_for_the_transfer() {
     let mut client = active();
     let begun = begun(&mut client, &[0, 1]);
@@ -269,10 +297,10 @@ fn changes(client: &mut Client) -> Vec<(u64, u16, Arc<Operation>)> {
     requests.collect()
 }
 
-fn reply(client: &mut Client, request: u64, slot: u16) {
+fn reply(client: &mut Client, request: u64, slot: u16, outcome: Outcome) {
     let reply = Body::Reply {
         slot,
-        outcome: Outcome::done(),
+        outcome,
         position: 0,
         confirmed: 0,
         grant: Grant::default(),
@@ -290,7 +318,7 @@ fn an_unused_grant_is_returned_when_no_transfer_can_land_and_requested_after_the
     }
     client.handle_transfer(1, lost.wr_id, TransferOutcome::Lost);
     for (request, slot, _) in changes(&mut client) {
-        reply(&mut client, request, slot);
+        reply(&mut client, request, slot, Outcome::done());
     }
     let late = 2 * UnitOptions::default().grant_unused_ns;
     client.handle_timeout(late);
@@ -309,7 +337,7 @@ fn an_unused_grant_is_returned_when_no_transfer_can_land_and_requested_after_the
     );
     client.submit(due, write(3), Acknowledge::Primary);
     assert_eq!(changes(&mut client), []);
-    reply(&mut client, *request, *slot);
+    reply(&mut client, *request, *slot, Outcome::done());
     let next = changes(&mut client);
     let is_grant = |operation: &Operation| matches!(operation, Operation::Grant { .. });
     assert!(next.iter().any(|(_, _, it)| is_grant(it)), "{next:?}");
