@@ -36,6 +36,12 @@ impl Peer {
         sent.is_some_and(|at| now < at + GROUP_RETRIES * retry)
     }
 
+    /// Whether records up to this position may be read for it, and it has not been sent more than the window already.
+    fn may_get(&self, position: u64, window: u64) -> bool {
+        let sent = self.sent.unwrap_or(position);
+        sent < position && sent <= self.tail.max(1) + window && !self.is_reading
+    }
+
     /// A member that joins the group may lack what it was sent before, by a link that has ended: it gets that again.
     fn join_group(&mut self, now: u64) {
         self.grouped_at = Some(now);
@@ -121,16 +127,19 @@ impl Member {
             return;
         };
         let position = primary.position;
+        if primary.least_tail() < position {
+            primary.next_tick = primary.next_tick.min(now + retry);
+        }
+        let may_get = |peer: &Peer| peer.may_get(position, window);
+        if !primary.peers.values().any(may_get) {
+            return;
+        }
         let grouped = primary
             .peers
             .values()
             .filter(|peer| peer.grouped_at.is_some());
         let sent = grouped.clone().filter_map(|peer| peer.sent);
         let (least, most) = (sent.clone().min(), sent.max());
-        let may_get = |peer: &Peer| {
-            let sent = peer.sent.unwrap_or(position);
-            sent < position && sent <= peer.tail.max(1) + window && !peer.is_reading
-        };
         let pushed = primary.pushed(&metadata_only);
         let by_link = |node| match push > 0 && pushed.contains_key(node) {
             true => Way::WithData,
@@ -166,9 +175,6 @@ impl Member {
                 }
                 wanted.entry(batch).or_default().push(*node);
             }
-        }
-        if primary.least_tail() < position {
-            primary.next_tick = primary.next_tick.min(now + retry);
         }
         for ((from, below, way), to) in wanted {
             let data_of = match way {
