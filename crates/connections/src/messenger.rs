@@ -246,8 +246,8 @@ pub struct Messenger {
     announced: u64,
     /// Memory of data that peers copy by themselves.
     arena: Option<Arena>,
-    /// Why a peer did not get it.
-    refusal: Option<String>,
+    /// Why data there, or in the arena of a peer, travels in messages.
+    refusals: VecDeque<String>,
 }
 
 /// The links of one transport.
@@ -345,7 +345,7 @@ impl Messenger {
             pulled: 0,
             announced: 0,
             arena: None,
-            refusal: None,
+            refusals: VecDeque::new(),
         })
     }
 

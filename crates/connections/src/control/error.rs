@@ -138,6 +138,14 @@ pub enum Error {
         /// Error of the transport.
         source: fabric::Error,
     },
+    /// Memory that the peer has exported cannot be used.
+    #[error("cannot use memory of {peer}: {reason}")]
+    Memory {
+        /// Peer of the connection.
+        peer: String,
+        /// Reason of the transport.
+        reason: String,
+    },
     /// A system call on the connection failed.
     #[error("the connection with {peer} failed: {source}; check the system's limits")]
     System {
@@ -179,6 +187,7 @@ impl Error {
             | Error::Refused { .. }
             | Error::System { .. } => None,
             Error::Endpoint { source, .. } => Some(source.to_string()),
+            Error::Memory { reason, .. } => Some(reason.clone()),
             error => Some(error.to_string()),
         }
     }

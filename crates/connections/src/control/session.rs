@@ -33,6 +33,13 @@ pub enum Note {
         /// Its name in requests.
         region: RemoteRegion,
     },
+    /// Memory of its, which this side cannot map. Call [`PeerSession::release`] to go on without it, or [`PeerSession::refuse`].
+    NotImported {
+        /// The peer's name of it.
+        name: u64,
+        /// Reason of the transport.
+        error: String,
+    },
     /// Memory that must not be accessed any more: its key is withdrawn. Call [`PeerSession::release`] when nothing is
     /// outstanding.
     Revoked {
@@ -154,6 +161,14 @@ impl PeerSession {
         self.send(queue, &Message::Released { name }, Vec::new())
     }
 
+    /// Ends the session since exported memory of the peer cannot be used, and sends the peer the reason. Returns the error of the link.
+    pub fn refuse(&mut self, queue: &mut Queue, reason: String) -> Error {
+        let peer = self.peer.clone();
+        let error = Error::Memory { peer, reason };
+        self.end(queue, &error);
+        error
+    }
+
     /// The peer's next message, if there is one within this time. A caller that waits for the descriptor of the session
     /// to be readable first calls this until it returns nothing, again after each message that it sent.
     ///
@@ -176,10 +191,14 @@ impl PeerSession {
                 Error::Malformed { .. } | Error::Endpoint { .. } | Error::Silent { .. }
             )
         {
-            queue.close(self.endpoint);
-            refuse(&mut self.channel, error);
+            self.end(queue, error);
         }
         received
+    }
+
+    fn end(&mut self, queue: &mut Queue, error: &Error) {
+        queue.close(self.endpoint);
+        refuse(&mut self.channel, error);
     }
 
     fn next(&mut self, queue: &mut Queue, timeout: Duration) -> Result<Option<Note>, Error> {
@@ -221,8 +240,7 @@ impl PeerSession {
         Ok(match message {
             Message::Ready if self.ready_by.take().is_some() => Note::Ready,
             Message::Export { name, descriptor } if self.ready_by.is_none() => {
-                let region = self.import(descriptor, descriptors, queue)?;
-                Note::Exported { name, region }
+                self.import(name, descriptor, descriptors, queue)?
             }
             Message::Revoked { name } => Note::Revoked { name },
             Message::Released { name } => Note::Released { name },
@@ -238,10 +256,11 @@ impl PeerSession {
 
     fn import(
         &mut self,
+        name: u64,
         descriptor: RegionDescriptor,
         descriptors: Vec<OwnedFd>,
         queue: &mut Queue,
-    ) -> Result<RemoteRegion, Error> {
+    ) -> Result<Note, Error> {
         if self.imported == EXPORTS_MAX {
             let what = "it exports more memory than a session takes";
             return Err(self.over(Malformed(what).into()));
@@ -251,8 +270,15 @@ impl PeerSession {
             descriptor,
             memory: descriptors.into_iter().next(),
         };
-        let imported = queue.import(self.endpoint, export);
-        imported.map_err(|source| self.failed(source))
+        match queue.import(self.endpoint, export) {
+            Ok(region) => Ok(Note::Exported { name, region }),
+            // Other errors show that the peer has broken a rule; this one that the process or the system is short of something.
+            Err(fabric::Error::Region(error @ pmem::Error::Io { .. })) => Ok(Note::NotImported {
+                name,
+                error: error.to_string(),
+            }),
+            Err(source) => Err(self.failed(source)),
+        }
     }
 
     /// Sends a message. While the peer takes nothing this side reads: the peer may be sending as much itself, and would

@@ -1,7 +1,5 @@
 //! Beginning of links, and later reports of control connections.
 
-use std::time::Duration;
-
 use super::announced::SLOTS_NAME;
 use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason, RequestWay, pull};
 use crate::control::{
@@ -167,7 +165,7 @@ impl Messenger {
             let Some(queue) = self.transports.queue(provider) else {
                 return;
             };
-            match link.session.receive(queue, Duration::ZERO) {
+            match link.receive(queue, &mut self.refusals) {
                 Ok(None) => return,
                 Ok(Some(Note::Ready)) => {
                     link.is_ready = true;
@@ -210,8 +208,8 @@ impl Messenger {
                     events.push(Event::Told { link, bytes });
                 }
                 Ok(Some(Note::Revoked { name })) => link.revoked(name),
-                // Memory is exported until its link or its key ends.
-                Ok(Some(Note::Released { .. })) => {}
+                // Memory is exported until its link or its key ends. The link goes on without an arena.
+                Ok(Some(Note::Released { .. } | Note::NotImported { .. })) => {}
                 Err(
                     control::Error::Closed { .. }
                     | control::Error::Refused { .. }

@@ -1,11 +1,15 @@
 //! One link: its session, its transfers and its stream of messages.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use super::announced::Slots;
 use super::block::Blocker;
 use super::memory::Transfers;
+use super::pull::ARENA_NAME;
 use super::stream::Stream;
-use crate::control::PeerSession;
-use fabric::Registration;
+use crate::control::{Error, Note, PeerSession};
+use fabric::{Queue, Registration};
 
 pub struct Link {
     pub session: PeerSession,
@@ -38,6 +42,40 @@ impl Link {
             arena: None,
             no_pool: None,
         }
+    }
+
+    /// The peer's next message over the control connection. If one side cannot map the arena of the other, the link goes on without it,
+    /// and the reason is added to `refusals`.
+    ///
+    /// # Errors
+    /// As [`PeerSession::receive`], and [`Error::Memory`] for other memory that cannot be mapped: the session has ended.
+    pub fn receive(
+        &mut self,
+        queue: &mut Queue,
+        refusals: &mut VecDeque<String>,
+    ) -> Result<Option<Note>, Error> {
+        let note = self.session.receive(queue, Duration::ZERO)?;
+        match &note {
+            Some(Note::NotImported {
+                name: ARENA_NAME,
+                error,
+            }) => {
+                self.session.release(queue, ARENA_NAME)?;
+                if self.stream.pulls.arena_unmapped() {
+                    refusals.push_back(format!("{}: {error}", self.session.identity()));
+                }
+            }
+            Some(Note::NotImported { error, .. }) => {
+                return Err(self.session.refuse(queue, error.clone()));
+            }
+            Some(Note::Released { name: ARENA_NAME }) if self.stream.pulls.arena_released() => {
+                self.arena = None;
+                let peer = self.session.identity();
+                refusals.push_back(format!("{peer} cannot map it, as its log says"));
+            }
+            _ => {}
+        }
+        Ok(note)
     }
 
     /// Least length of a message that the peer pulls, or why it pulls none.

@@ -159,9 +159,9 @@ impl Messenger {
         self.arena = Some(arena);
     }
 
-    /// Why a peer does not get the arena, once for each link.
+    /// Why data of an arena, of this side or of a peer, travels in messages over a link. Once for each link and side.
     pub fn take_refusal(&mut self) -> Option<String> {
-        self.refusal.take()
+        self.refusals.pop_front()
     }
 
     /// Whether the peer of a link lends its arena, or why not, as far as this side knows.
@@ -193,7 +193,7 @@ impl Messenger {
         }
         if let (Ok(()), Some(arena)) = (&offered, arena) {
             let lent = link.offer_arena(&mut self.transports, (provider, arena));
-            offered = lent.map(|lent| self.refusal = lent.err());
+            offered = lent.map(|lent| self.refusals.extend(lent.err()));
         }
         offered.map_err(|error| {
             self.failed.push((id, error));

@@ -312,6 +312,8 @@ pub struct Pulls {
     pub is_announced: bool,
     /// The peer's pool and arena, once it has exported them.
     imported: [Option<RemoteRegion>; 2],
+    /// Whether the peer has exported its arena, which this side could not map.
+    is_arena_unmapped: bool,
     /// Whether the peer has to learn that this side can pull from them.
     owes_ready: [bool; 2],
     /// Locations, and fragments in messages behind the first of them, in the order of the message. Empty where reads are immediate.
@@ -341,6 +343,7 @@ impl Pulls {
             filled: None,
             is_announced: false,
             imported: [None; 2],
+            is_arena_unmapped: false,
             owes_ready: [false; 2],
             arriving: VecDeque::new(),
             copied: 0,
@@ -409,6 +412,16 @@ impl Pulls {
         imported.get_or_insert(region);
     }
 
+    /// The peer has exported its arena, which this side cannot map. Returns whether that is new.
+    pub fn arena_unmapped(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_arena_unmapped, true)
+    }
+
+    /// The peer has released the arena. If it never could use it, its data travels in messages. Returns whether that is so.
+    pub fn arena_released(&mut self) -> bool {
+        !self.is_arena_taken && self.arena.take().is_some()
+    }
+
     /// The peer has withdrawn memory. A later location there ends the link.
     pub fn revoked(&mut self, memory: Memory) {
         self.imported[memory as usize] = None;
@@ -420,6 +433,9 @@ impl Pulls {
         match self.imported[Memory::Arena as usize] {
             Some(_) => Ok(()),
             None if self.min == usize::MAX => Err("this side's `pull` is never"),
+            None if self.is_arena_unmapped => {
+                Err("this side cannot map the memory, as its log says")
+            }
             None => Err("the peer has lent no memory"),
         }
     }

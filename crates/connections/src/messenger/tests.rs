@@ -1,6 +1,7 @@
 //! Two messengers, in one thread, two threads or two processes, over each transport that is everywhere.
 
 mod announced;
+mod arena;
 mod fair;
 mod memory;
 mod pull;
@@ -97,32 +98,9 @@ impl Pair {
     }
 
     fn of(near: Options, far: Options) -> Pair {
-        let scratch = Scratch::new();
         let mut near = messenger("near", near);
         let mut far = messenger("far", far);
-        let local = near.local().clone();
-        let mut listener = Listener::bind(&[scratch.socket()], local).unwrap();
-        let dial = far.dial(&scratch.socket(), Some("near"));
-        near.handle().pass(caller(&mut listener, &mut far));
-        let mut events = Vec::new();
-        near.wait(&mut events, LONG);
-        let to_far = match &events[..] {
-            [Event::Accepted(Ok(link))] => *link,
-            _ => panic!("{events:?}"),
-        };
-        let mut events = Vec::new();
-        while events.is_empty() {
-            far.wait(&mut events, LONG);
-        }
-        let to_near = match &events[..] {
-            [
-                Event::Dialed {
-                    dial: ended,
-                    outcome,
-                },
-            ] if *ended == dial => *outcome.as_ref().unwrap(),
-            _ => panic!("{events:?}"),
-        };
+        let (to_far, to_near) = join(&mut near, &mut far);
         Pair {
             near,
             far,
@@ -130,6 +108,47 @@ impl Pair {
             to_near,
         }
     }
+}
+
+/// Makes a link that `far` dials. Returns the names that `near` and `far` have for it.
+fn join(near: &mut Messenger, far: &mut Messenger) -> (LinkId, LinkId) {
+    let scratch = Scratch::new();
+    let local = near.local().clone();
+    let mut listener = Listener::bind(&[scratch.socket()], local).unwrap();
+    let dial = far.dial(&scratch.socket(), Some("near"));
+    near.handle().pass(caller(&mut listener, far));
+    let mut events = Vec::new();
+    near.wait(&mut events, LONG);
+    let to_far = match &events[..] {
+        [Event::Accepted(Ok(link))] => *link,
+        _ => panic!("{events:?}"),
+    };
+    let mut events = Vec::new();
+    while events.is_empty() {
+        far.wait(&mut events, LONG);
+    }
+    match &events[..] {
+        [
+            Event::Dialed {
+                dial: ended,
+                outcome,
+            },
+        ] if *ended == dial => (to_far, *outcome.as_ref().unwrap()),
+        _ => panic!("{events:?}"),
+    }
+}
+
+/// Runs another test in a process of its own, with this variable set.
+fn run_alone(test: &str, variable: &str) {
+    let program = std::env::current_exe().unwrap();
+    let name = format!("messenger::tests::{test}");
+    let mut command = Command::new(program);
+    command.args(["--exact", &name, "--nocapture"]);
+    let output = command.env(variable, "1").output().unwrap();
+    let report = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{report}");
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(report.contains("1 passed"), "{report}");
 }
 
 /// The dialing peer, once it has sent everything.

@@ -237,6 +237,12 @@ impl Service {
         for event in events.drain(..) {
             self.take_event(event)?;
         }
+        if let Some(reason) = self.messenger.take_refusal() {
+            (self.log)(format_args!(
+                "{}: does not copy answered writes out of the memory of a mount, which sends them: {reason}",
+                self.name
+            ));
+        }
         let now = clock::now();
         if self.timer.is_some_and(|at| now >= at) {
             self.step(now, Member::handle_timeout)?;

@@ -4,9 +4,7 @@ use super::*;
 use crate::messenger::pull::{
     About, CLASSES, LENT_MAX, LOCATION, Location, Memory, POOL, PULL_MIN, Pulls,
 };
-use bytes::Bytes;
 use fabric::tcp::Tcp;
-use pmem::Arena;
 
 const FREED_ONE: u32 = 15 << 28 | 1;
 const READY: u32 = 13 << 28;
@@ -339,79 +337,4 @@ fn the_pool_of_a_link_has_a_name_that_exports_cannot_have() {
             .export(pair.to_near, POOL, &registered.unwrap())
             .is_none()
     );
-}
-
-/// A message with data in a block of an arena, in pieces.
-fn in_pieces(arena: &Arena, seed: usize, length: usize) -> [Bytes; 3] {
-    let bytes = message(seed, length);
-    let mut block = arena.allocate().expect("a block is free");
-    block.write(0, &bytes[100..length - 1]);
-    let data = Bytes::from_owner(block);
-    [bytes.slice(..100), data, bytes.slice(length - 1..)]
-}
-
-#[test]
-fn data_in_an_arena_is_copied_by_the_peer_and_shared_until_it_has_reported_it() {
-    for provider in BOTH {
-        let arena = Arena::new(64 << 10, 4).unwrap();
-        let mut pair = Pair::new(options(provider));
-        pair.near.lend(arena.clone());
-        for seed in 0..20 {
-            let length = PULL_MIN + 101 + 1000 * seed;
-            let pieces = in_pieces(&arena, seed, length);
-            pair.near.send_pieces(pair.to_far, pieces).unwrap();
-            let (mut received, start) = (Vec::new(), Instant::now());
-            while received.is_empty() {
-                pair.far.wait(&mut received, Duration::from_millis(1));
-                pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
-                assert!(start.elapsed() < LONG);
-            }
-            assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
-            // The far side reports what it has copied.
-            pair.far.send(pair.to_near, &message(0, 10)).unwrap();
-            pair.far.submit();
-            let mut answer = Vec::new();
-            while answer.is_empty() {
-                pair.near.wait(&mut answer, LONG);
-            }
-            assert_eq!(arena.free_blocks(), 4);
-        }
-        let lends = pair.far.lends(pair.to_near).unwrap();
-        let pulled = pair.far.pulled_fragments();
-        match provider {
-            Provider::Shm => assert_eq!((lends, pulled > 0), (Ok(()), true), "{pulled}"),
-            _ => {
-                let reason = "the target's processor would execute the reads";
-                assert_eq!((lends, pulled), (Err(reason), 0));
-            }
-        }
-        assert_eq!(pair.near.take_refusal(), None);
-    }
-}
-
-#[test]
-fn a_block_of_an_arena_is_not_free_while_a_peer_may_read_it() {
-    let provider = Provider::Shm;
-    let arena = Arena::new(64 << 10, 4).unwrap();
-    let mut pair = Pair::new(options(provider));
-    pair.near.lend(arena.clone());
-    let length = 64 << 10;
-    let is_unreported = |pair: &mut Pair, seed: usize| {
-        let pieces = in_pieces(&arena, seed, length);
-        pair.near.send_pieces(pair.to_far, pieces).unwrap();
-        let (mut received, start) = (Vec::new(), Instant::now());
-        while received.is_empty() {
-            pair.far.wait(&mut received, Duration::from_millis(1));
-            pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
-            assert!(start.elapsed() < LONG);
-        }
-        assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
-        arena.free_blocks() == 3
-    };
-    // The first messages travel before the peer can pull. It does not report one fragment by itself.
-    assert!((0..1000).any(|seed| is_unreported(&mut pair, seed)));
-    assert_eq!(pair.far.pulled_fragments(), 1);
-    // A link that has ended keeps no share.
-    pair.near.close(pair.to_far);
-    assert_eq!(arena.free_blocks(), 4);
 }

@@ -144,15 +144,7 @@ fn memory_that_the_peer_has_withdrawn_is_not_used() {
 
 #[test]
 fn a_link_states_why_it_has_no_pool() {
-    let program = std::env::current_exe().unwrap();
-    let name = "messenger::tests::ways::this_process_opens_no_more_files";
-    let mut command = Command::new(program);
-    command.args(["--exact", name, "--nocapture"]);
-    let output = command.env(OPENS_NONE, "1").output().unwrap();
-    let report = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{report}");
-    let report = String::from_utf8_lossy(&output.stdout);
-    assert!(report.contains("1 passed"), "{report}");
+    run_alone("ways::this_process_opens_no_more_files", OPENS_NONE);
 }
 
 /// A part of the test before, in a process of its own. Without `OPENS_NONE` it does nothing.
