@@ -240,8 +240,8 @@ pub struct Messenger {
     polls: u32,
     /// Until then each poll reads control connections, since something is expected there.
     expects_until: Option<Instant>,
-    /// Fragments that were pulled over links that have ended.
-    pulled: u64,
+    /// Fragments that were pulled out of pools and arenas over links that have ended.
+    pulled: [u64; 2],
     /// Messages that came by slots of links that have ended.
     announced: u64,
     /// Memory of data that peers copy by themselves.
@@ -342,7 +342,7 @@ impl Messenger {
             readable: Vec::new(),
             polls: 0,
             expects_until: None,
-            pulled: 0,
+            pulled: [0; 2],
             announced: 0,
             arena: None,
             refusals: VecDeque::new(),
@@ -383,9 +383,20 @@ impl Messenger {
 
     /// Fragments of messages that this side has read out of the memory of their senders, over all links so far.
     pub fn pulled_fragments(&self) -> u64 {
+        let memories = pull::Memory::ALL.into_iter();
+        memories.map(|memory| self.pulled_from(memory)).sum()
+    }
+
+    /// Those of them that this side has read out of the arenas of clients ([`Messenger::lend`]).
+    pub fn pulled_from_arenas(&self) -> u64 {
+        self.pulled_from(pull::Memory::Arena)
+    }
+
+    fn pulled_from(&self, memory: pull::Memory) -> u64 {
+        let index = memory as usize;
         let links = self.links.iter().filter_map(|slot| slot.link.as_deref());
-        let pulled = links.map(|link| link.stream.pulls.copied_in_all);
-        self.pulled + pulled.sum::<u64>()
+        let pulled = links.map(|link| link.stream.pulls.copied_in_all[index]);
+        self.pulled[index] + pulled.sum::<u64>()
     }
 
     /// Messages that peers have written into slots of this side, over all links so far.
@@ -731,7 +742,9 @@ impl Messenger {
             return;
         };
         link.unwatch(&self.blocker);
-        self.pulled += link.stream.pulls.copied_in_all;
+        for (all, of_link) in self.pulled.iter_mut().zip(link.stream.pulls.copied_in_all) {
+            *all += of_link;
+        }
         self.announced += link.stream.slots.received;
         self.unready.retain(|&other| other != slot);
         self.behind.retain(|&other| other != slot);

@@ -139,6 +139,13 @@ impl Cluster {
             .sum()
     }
 
+    /// Fragments of early answered writes that the nodes have copied out of the memory of clients.
+    fn pulled_early(&self) -> u64 {
+        let nodes = self.nodes.iter().flatten();
+        let status = nodes.map(|node| node.asker().status(LONG).unwrap());
+        status.filter_map(|status| status.pulled_early).sum()
+    }
+
     /// Number of clients that access memories of nodes.
     fn exports(&self) -> usize {
         let nodes = self.nodes.iter().flatten();

@@ -128,7 +128,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    const ALL: [Memory; 2] = [Memory::Pool, Memory::Arena];
+    pub const ALL: [Memory; 2] = [Memory::Pool, Memory::Arena];
 
     /// The memory that was exported under this name.
     pub fn named(name: u64) -> Option<Memory> {
@@ -320,8 +320,8 @@ pub struct Pulls {
     pub arriving: VecDeque<Arriving>,
     /// Fragments copied by this side, which the peer has to learn.
     copied: u32,
-    /// Fragments copied by this side.
-    pub copied_in_all: u64,
+    /// Fragments copied by this side out of the peer's pool and its arena.
+    pub copied_in_all: [u64; 2],
     /// The rule that is broken.
     #[cfg(feature = "defects")]
     pub broken: Option<StreamDefect>,
@@ -347,7 +347,7 @@ impl Pulls {
             owes_ready: [false; 2],
             arriving: VecDeque::new(),
             copied: 0,
-            copied_in_all: 0,
+            copied_in_all: [0; 2],
             #[cfg(feature = "defects")]
             broken: None,
         }
@@ -580,9 +580,9 @@ impl Pulls {
         self.copied as usize + unread.count()
     }
 
-    /// A fragment was copied.
-    pub fn has_copied(&mut self) {
+    /// A fragment was copied out of this memory.
+    pub fn has_copied(&mut self, memory: Memory) {
         self.copied += 1;
-        self.copied_in_all += 1;
+        self.copied_in_all[memory as usize] += 1;
     }
 }

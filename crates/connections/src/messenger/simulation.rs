@@ -200,8 +200,8 @@ impl Side {
         self.stream.slots.received
     }
 
-    /// Returns the number of fragments that this side has pulled.
-    pub fn pulled(&self) -> u64 {
+    /// Returns the number of fragments that this side has pulled out of the peer's pool and its arena.
+    pub fn pulled(&self) -> [u64; 2] {
         self.stream.pulls.copied_in_all
     }
 }

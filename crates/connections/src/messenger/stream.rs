@@ -101,7 +101,7 @@ impl Stream {
                 self.pulls.source(location.memory)?;
                 self.pulls.arriving.push_back(Arriving::At(location));
                 if self.pulls.has(StreamDefect::ReportBeforeRead) {
-                    self.pulls.has_copied();
+                    self.pulls.has_copied(location.memory);
                 }
                 Ok(None)
             }
@@ -160,7 +160,7 @@ impl Stream {
             return Err(Failure::MemoryGone.into());
         }
         let whole = whole?;
-        self.pulls.has_copied();
+        self.pulls.has_copied(memory);
         Ok(whole)
     }
 
@@ -223,7 +223,7 @@ impl Stream {
                     if number <= ended || self.pulls.has(StreamDefect::TakeBeforeRead) =>
                 {
                     if !self.pulls.has(StreamDefect::ReportBeforeRead) {
-                        self.pulls.has_copied();
+                        self.pulls.has_copied(location.memory);
                     }
                     let length = location.length;
                     self.incoming.add(location.head, length as usize, |into| {

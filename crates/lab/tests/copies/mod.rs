@@ -104,7 +104,7 @@ fn count_all() {
             assert!(are_few || length < 64 << 10, "{copies:?}, at most {most:?}");
         }
         if io == Io::Server {
-            let copies = count_early(&network, members);
+            let copies = count_early(&cluster, &network, members);
             // The mount copies once, to where the primary copies from.
             assert!(copies <= most[0], "{copies}, at most {}", most[0]);
         }
@@ -112,7 +112,7 @@ fn count_all() {
 }
 
 /// Prints what a write that a mount answers early costs, from its caller to the pool. Returns its copies.
-fn count_early(network: &Network, members: u8) -> f64 {
+fn count_early(cluster: &Cluster, network: &Network, members: u8) -> f64 {
     let file = create(network, "early");
     let memory = network.write_memory(BLOCK_BYTES, 64);
     let mut answered = memory.map(Answered::with_arena).expect("there is memory");
@@ -139,7 +139,11 @@ fn count_early(network: &Network, members: u8) -> f64 {
     // The primary learns of the memory with a message.
     (0..BATCH).for_each(|_| write_early());
     let form = format!("early | {members} | write");
-    median_cost(network, (file, BLOCK_BYTES), &form, &write_early)
+    let before = cluster.pulled_early();
+    let copies = median_cost(network, (file, BLOCK_BYTES), &form, &write_early);
+    let writes = (BATCHES * BATCH) as u64;
+    assert_eq!(cluster.pulled_early() - before, writes);
+    copies
 }
 
 /// Prints what writes and reads of this length cost. Returns their copies.

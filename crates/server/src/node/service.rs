@@ -655,6 +655,7 @@ impl Service {
             placed,
             fetched: Some(fetched),
             pulled: Some(self.messenger.pulled_fragments()),
+            pulled_early: Some(self.messenger.pulled_from_arenas()),
             announced: Some(self.messenger.announced_messages()),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),

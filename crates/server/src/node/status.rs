@@ -182,6 +182,8 @@ pub struct NodeStatus {
     pub fetched: Option<u64>,
     /// Fragments of messages that the node has read out of the memory of their senders. Older nodes do not count them.
     pub pulled: Option<u64>,
+    /// Those of them with data of early answered writes, out of the memory of mounts. Older nodes do not count them.
+    pub pulled_early: Option<u64>,
     /// Messages that peers have written into slots of the node. Older nodes do not count them.
     pub announced: Option<u64>,
     /// What it does with groups.
@@ -216,13 +218,14 @@ mod tests {
             placed: 0,
             fetched: None,
             pulled: None,
+            pulled_early: None,
             announced: None,
             group: GroupStatus::default(),
             memory: "file".into(),
             survives: "a crash".into(),
         };
         let mut report = serde_json::to_value(&status).unwrap();
-        for counter in ["fetched", "pulled", "announced"] {
+        for counter in ["fetched", "pulled", "pulled_early", "announced"] {
             report.as_object_mut().unwrap().remove(counter);
         }
         assert_eq!(

@@ -49,8 +49,8 @@ fn messages_stay_in_order_while_fragments_are_read() {
     for _ in 0..20 {
         send_all(&mut pair);
     }
-    let pulled = link(&mut pair.far, pair.to_near).stream.pulls.copied_in_all;
-    assert!(pulled > 200, "{pulled}");
+    let [pulled, from_arena] = link(&mut pair.far, pair.to_near).stream.pulls.copied_in_all;
+    assert!(pulled > 200 && from_arena == 0, "{pulled} {from_arena}");
 }
 
 #[test]
