@@ -44,7 +44,7 @@ use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
 use self::fragment::Outgoing;
-use self::link::Link;
+use self::link::{Link, end_lent};
 pub use self::memory::{Direction, ReadTarget, TRANSFER_MAX, Transfer};
 pub use self::pull::Pull;
 use self::stream::Post;
@@ -754,5 +754,7 @@ impl Messenger {
         if let Some(queue) = self.transports.queue(lane.provider) {
             link.session.close(queue);
         }
+        let device = self.transports.device(lane.provider);
+        end_lent(device, link.arena, link.stream);
     }
 }

@@ -1,16 +1,18 @@
 //! Pulls of long messages, and short ones by writes that announce themselves, over a simulated network, on seeded schedules; and
 //! their rules broken on purpose.
 //!
-//! A read takes a while, and both sides go on meanwhile. Each message must arrive whole, once and in order.
+//! A read takes a while, and both sides go on meanwhile. In each run one side ends the link and both join again: the messages that have
+//! not arrived are sent again. Each message must arrive whole, once and in order.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::iter;
 
 use connections::messenger::simulation::{ANNOUNCED_MAX, PULL_MIN, Side, StreamDefect};
-use fabric::{Error, Role};
+use fabric::{Error, Queue, Role};
 use fabric_simulation::simulated::{Network, NetworkOptions};
 use operations::Bytes;
-use pmem::{Arena, Random};
+use pmem::{Arena, Block, Random};
 
 /// Runs: each succeeds without a broken rule.
 const SEEDS: u64 = 200;
@@ -22,16 +24,23 @@ const MESSAGES: usize = 40;
 const WINDOWS: [u32; 3] = [4, 8, 32];
 /// Steps after which a run is stuck.
 const STEPS_MAX: usize = 200_000;
+/// Steps for which the queue of a link that has ended executes reads, at most.
+const CLOSING_STEPS: usize = 100;
 
 /// Blocks of an arena, and their size: few, so that they are used again soon.
 const BLOCKS: u32 = 3;
 const BLOCK_BYTES: usize = 64 << 10;
+/// The transport reports the end of a link.
+const LOST: &str = "the link has ended";
 /// Bytes of a message before its data in the arena.
 const FIELDS: usize = 100;
 
 /// One side, and the messages in both directions.
 struct Party {
-    side: Side,
+    /// Nothing once it has ended the link.
+    side: Option<Side>,
+    /// Counts of the links that it has ended.
+    counted: [u64; 3],
     /// Memory out of which the peer copies data of some long messages.
     arena: Arena,
     /// Whether it does so in this run.
@@ -57,16 +66,47 @@ impl Party {
         [bytes, Bytes::from_owner(block), end]
     }
 
-    /// Sends or polls. Checks the messages that arrive.
+    /// Ends the link on this side. Then it writes other data into the free blocks of its arena. Returns the queue of the link.
+    fn end(&mut self) -> Option<Queue> {
+        self.counted = self.counts();
+        let queue = self.side.take()?.end();
+        let mut blocks: Vec<Block> = iter::from_fn(|| self.arena.allocate()).collect();
+        for block in &mut blocks {
+            block.write(0, &[u8::MAX; BLOCK_BYTES]);
+        }
+        Some(queue)
+    }
+
+    /// Fragments that were pulled out of pools, those that were pulled out of arenas, and messages that were announced.
+    fn counts(&self) -> [u64; 3] {
+        let of_side = self.side.as_ref().map_or([0; 3], |side| {
+            let [of_pools, of_arenas] = side.pulled();
+            [of_pools, of_arenas, side.announced()]
+        });
+        add(self.counted, of_side)
+    }
+
+    /// Acts, unless it has ended the link.
     fn step(&mut self, random: &mut Random) -> Result<(), String> {
+        let Some(mut side) = self.side.take() else {
+            return Ok(());
+        };
+        let done = self.act(&mut side, random);
+        self.side = Some(side);
+        done
+    }
+
+    /// Sends or polls. Checks the messages that arrive.
+    fn act(&mut self, side: &mut Side, random: &mut Random) -> Result<(), String> {
         if random.below(3) == 0
             && let Some(bytes) = self.to_send.pop_front()
         {
             let pieces = self.in_pieces(bytes);
-            self.side.send(pieces);
+            side.send(pieces);
             return Ok(());
         }
-        for received in self.side.poll()? {
+        let polled = side.poll();
+        for received in polled.map_err(|error| format!("{LOST}: {error}"))? {
             match self.expected.pop_front() {
                 Some(sent) if sent == received => {}
                 Some(sent) => {
@@ -127,40 +167,125 @@ fn join(
     Ok([near, far])
 }
 
+/// The queue of a side that has ended its link, and for how many steps it is kept.
+struct Closing {
+    queue: Option<Queue>,
+    steps: usize,
+}
+
+/// A schedule of two parties.
+struct Run {
+    seed: u64,
+    defect: Option<StreamDefect>,
+    random: Random,
+    /// Fragments that a side reads at once.
+    reads: u32,
+    parties: [Party; 2],
+    /// A link that one party has ended and the other one has not.
+    closing: Option<Closing>,
+    /// One party ends the link when no more messages than these have to arrive.
+    ends_at: Option<usize>,
+}
+
+impl Run {
+    fn new(seed: u64, defect: Option<StreamDefect>) -> Run {
+        let mut random = Random::new(seed);
+        let reads = 1 + random.below(4) as u32;
+        let [to_far, to_near] = [(); 2].map(|()| messages(&mut random));
+        let parties = [to_near, to_far].map(|expected| Party {
+            side: None,
+            counted: [0; 3],
+            arena: Arena::new(BLOCK_BYTES, BLOCKS).expect("there is memory"),
+            lends: lends(seed),
+            to_send: VecDeque::new(),
+            expected,
+        });
+        let ends_at = Some(random.below(2 * MESSAGES));
+        let mut run = Run {
+            seed,
+            defect,
+            random,
+            reads,
+            parties,
+            closing: None,
+            ends_at,
+        };
+        run.join();
+        run
+    }
+
+    /// Makes a link, over which all goes that has not arrived.
+    fn join(&mut self) {
+        let arenas = [0, 1].map(|index| self.parties[index].arena.clone());
+        let sides = join(self.seed, self.reads, &arenas, self.defect);
+        let sides = sides.expect("two sides are joined");
+        for (party, side) in self.parties.iter_mut().zip(sides) {
+            party.side = Some(side);
+        }
+        let [near, far] = &mut self.parties;
+        near.to_send = far.expected.clone();
+        far.to_send = near.expected.clone();
+    }
+
+    /// Lets one party act. Once both have ended the link, there is another one.
+    fn step(&mut self) -> Result<(), String> {
+        let index = self.random.below(2);
+        let stepped = self.parties[index].step(&mut self.random);
+        if self.closing.is_none() {
+            stepped?;
+            if self.ends_at.is_some_and(|most| self.missing() <= most) {
+                self.ends_at = None;
+                self.closing = Some(Closing {
+                    queue: self.parties[index].end(),
+                    steps: self.random.below(CLOSING_STEPS),
+                });
+            }
+            return Ok(());
+        }
+        match stepped {
+            // The end of the link was reported.
+            Err(error) if error.starts_with(LOST) => {
+                self.closing = None;
+                self.parties[index].end();
+                self.join();
+                Ok(())
+            }
+            other => {
+                self.keep_closing();
+                other
+            }
+        }
+    }
+
+    /// After some steps the queue of the side that has ended its link is closed, too.
+    fn keep_closing(&mut self) {
+        if let Some(closing) = &mut self.closing {
+            match closing.steps.checked_sub(1) {
+                Some(fewer) => closing.steps = fewer,
+                None => closing.queue = None,
+            }
+        }
+    }
+
+    /// Number of messages that have not arrived.
+    fn missing(&self) -> usize {
+        self.parties.iter().map(|it| it.expected.len()).sum()
+    }
+}
+
 /// Runs a schedule. Returns the number of fragments that were pulled out of pools, of those that were pulled out of arenas, and of
 /// messages that were announced, or what is wrong with a message.
 fn run(seed: u64, defect: Option<StreamDefect>) -> Result<[u64; 3], String> {
-    let mut random = Random::new(seed);
-    let reads = 1 + random.below(4) as u32;
-    let arenas = [(); 2].map(|()| Arena::new(BLOCK_BYTES, BLOCKS).expect("there is memory"));
-    let sides = join(seed, reads, &arenas, defect).expect("two sides are joined");
-    let sent = [(); 2].map(|()| messages(&mut random));
-    let [to_far, to_near] = sent;
-    let [near, far] = sides;
-    let [of_near, of_far] = arenas;
-    let mut parties = [(near, of_near), (far, of_far)].map(|(side, arena)| Party {
-        side,
-        arena,
-        lends: lends(seed),
-        to_send: VecDeque::new(),
-        expected: VecDeque::new(),
-    });
-    (parties[0].expected, parties[1].expected) = (to_near.clone(), to_far.clone());
-    (parties[0].to_send, parties[1].to_send) = (to_far, to_near);
+    let mut run = Run::new(seed, defect);
     for _ in 0..STEPS_MAX {
-        let index = random.below(2);
-        parties[index].step(&mut random)?;
-        if parties.iter().all(|party| party.expected.is_empty()) {
-            let counts = parties.map(|Party { side, .. }| {
-                let [of_pools, of_arenas] = side.pulled();
-                [of_pools, of_arenas, side.announced()]
-            });
-            return Ok(add(counts[0], counts[1]));
+        run.step()?;
+        if run.missing() == 0 {
+            let [near, far] = &run.parties;
+            return Ok(add(near.counts(), far.counts()));
         }
     }
     // No broken rule is found by this.
-    let missing = parties.map(|party| party.expected.len());
-    panic!("seed {seed}: messages that do not arrive, each way: {missing:?}");
+    panic!("seed {seed}: {} messages do not arrive", run.missing());
 }
 
 fn add(one: [u64; 3], other: [u64; 3]) -> [u64; 3] {

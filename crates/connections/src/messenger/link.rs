@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::announced::Slots;
 use super::block::Blocker;
 use super::memory::Transfers;
-use super::pull::ARENA_NAME;
+use super::pull::{ARENA_NAME, StreamDefect};
 use super::stream::Stream;
 use crate::control::{Error, Note, PeerSession};
-use fabric::{Queue, Registration};
+use fabric::{Device, Queue, Registration};
 
 pub struct Link {
     pub session: PeerSession,
@@ -22,11 +22,24 @@ pub struct Link {
     /// Whether the control connection is waited for.
     is_watched: bool,
     pub transfers: Transfers,
-    /// The arena, if it was exported to the peer. Dropped first: over RDMA its key ends before `stream` lets go of data there.
+    /// The arena, if it was exported to the peer. Declared, so dropped, before `stream`: see [`end_lent`].
     pub arena: Option<Registration>,
     pub stream: Stream,
     /// Why there is no pool from which the peer pulls, if one was tried to be made.
     pub no_pool: Option<String>,
+}
+
+/// Ends the key of an arena that was exported over a link, and then the link's stream.
+///
+/// Invariant: the stream shares blocks of the arena until no read of the peer can reach them. Over verbs the queue pair outlives its link,
+/// and executes reads until the key has ended. Over shared memory the peer keeps the mapping: there the checksums of requests protect.
+pub fn end_lent(device: Option<&dyn Device>, arena: Option<Registration>, stream: Stream) {
+    let is_broken = stream.pulls.has(StreamDefect::FreeBeforeKeyEnds);
+    if let (Some(device), Some(arena), false) = (device, &arena, is_broken) {
+        device.revoke(arena);
+    }
+    drop(arena);
+    drop(stream);
 }
 
 impl Link {

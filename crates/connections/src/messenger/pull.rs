@@ -27,7 +27,7 @@
 //! - Data of early answered writes lies in an [`Arena`], which a client lends to all its peers: it is not copied into a buffer, and a
 //!   request that is sent again over another link names the same place. The link keeps a share of the data until the peer has
 //!   reported it, so its block is not used again before. A link that ends drops its shares, though a read of its peer may be in flight.
-//!   Over verbs the key of the link ends first. Over shared memory such a read may return newer bytes, but only in a request of the
+//!   Over verbs the key of the link ends first (`link::end_lent`). Over shared memory such a read may return newer bytes, but only in a request of the
 //!   link that has ended: the receiver checks the checksums of a request after the copy, and refuses it.
 //! - A link takes all buffers of its pool when the pool is made, and manages them itself (B2, explicit use): no other user and no
 //!   lock. Buffers for other messages and for transfers are allocated from pools that all links of a thread share (implicit use).
@@ -266,6 +266,8 @@ pub enum StreamDefect {
     ReuseUnreported,
     /// A block of the arena is free once its location was sent, though the peer has not reported it.
     FreeUnreported,
+    /// A link that ends lets go of its data in the arena, though its key has not ended, so that the peer may still read there.
+    FreeBeforeKeyEnds,
     /// A slot is written again one message too early: the credit of the message in it may not have come back.
     ReuseSlot,
     /// A message is copied out of its slot some time after its announcement, when its credit may have been returned.
@@ -275,12 +277,13 @@ pub enum StreamDefect {
 #[cfg(feature = "defects")]
 impl StreamDefect {
     /// All rules that tests break.
-    pub const ALL: [StreamDefect; 7] = [
+    pub const ALL: [StreamDefect; 8] = [
         StreamDefect::ReportBeforeRead,
         StreamDefect::TakeBeforeRead,
         StreamDefect::OvertakeRead,
         StreamDefect::ReuseUnreported,
         StreamDefect::FreeUnreported,
+        StreamDefect::FreeBeforeKeyEnds,
         StreamDefect::ReuseSlot,
         StreamDefect::CopySlotLate,
     ];

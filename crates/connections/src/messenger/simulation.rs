@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 pub use super::announced::LONGEST as ANNOUNCED_MAX;
 use super::announced::{self, RequestWay, Slots};
+use super::link::end_lent;
 use super::pull::{CLASSES, LONGEST, Memory};
 pub use super::pull::{PULL_MIN, StreamDefect};
 use super::stream::Stream;
@@ -23,6 +24,8 @@ const CONNECTION: u16 = 7;
 pub struct Side {
     device: Arc<dyn Device>,
     queue: Queue,
+    /// The own arena, once it is lent. Declared before `stream`, as in a link.
+    arena: Option<Registration>,
     stream: Stream,
     /// Credits of each side.
     window: u32,
@@ -30,8 +33,6 @@ pub struct Side {
     exported: Vec<(Memory, RemoteRegion)>,
     /// Buffers into which fragments are read.
     reads: Pool,
-    /// The own arena, once it is lent.
-    arena: Option<Registration>,
 }
 
 impl Side {
@@ -193,6 +194,12 @@ impl Side {
         stream.catch_up(queue, None);
         queue.submit();
         Ok(whole)
+    }
+
+    /// Ends the link as a messenger does. Returns the queue: as over verbs, it executes reads of the peer until it is dropped.
+    pub fn end(self) -> Queue {
+        end_lent(Some(&*self.device), self.arena, self.stream);
+        self.queue
     }
 
     /// Returns the number of messages that the peer has written into slots.
