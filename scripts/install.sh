@@ -18,7 +18,7 @@ needed="
 [ "${1:-}" != soak ] || needed+=" pgbench:postgresql pg_ctlcluster:postgresql rsync:rsync perl:perl setpriv:util-linux stress-ng:stress-ng"
 [ "${1:-}" != bench ] || needed+=" rg:ripgrep redis-benchmark:redis-tools"
 [ "${1:-}" != experiments ] || needed+=" fio:fio redis-benchmark:redis-tools nsenter:util-linux"
-[ "${1:-}" != lab ] || needed+=" qemu-system-x86_64:qemu-system-x86 xz:xz-utils strip:binutils setpriv:util-linux"
+[ "${1:-}" != lab ] || needed+=" qemu-system-x86_64:qemu-system-x86 xz:xz-utils zstd:zstd strip:binutils setpriv:util-linux"
 
 install_packages() {
     local missing="" pair

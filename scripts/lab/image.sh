@@ -10,8 +10,9 @@ lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab
 readonly unpacked=$lab/unpacked multiarch=x86_64-linux-gnu
 
-# The kernel's package is named by the one that depends on the newest.
-readonly kernel=linux-image-amd64
+# The kernel's package is named by the one that depends on the newest. Before Linux 6.2 no adapter registers memory that is mapped for
+# loads only: with TAKO_LAB_KERNEL=linux-image-6.12-amd64 the scene `cluster` lends such memory.
+readonly kernel=${TAKO_LAB_KERNEL:-linux-image-amd64}
 readonly packages="
     busybox-static
     iproute2 libbpf1 libelf1 libmnl0 libbsd0 libcap2 zlib1g libmd0 libxtables12
@@ -31,6 +32,8 @@ readonly modules="
     sunrpc grace lockd nfs_acl auth_rpcgss nfsd netfs fscache dns_resolver nfs nfsv4 brd
     vfio vfio_iommu_type1 irqbypass vfio_virqfd vfio-pci-core vfio-pci
     fuse"
+# Newer kernels have these in other modules.
+readonly merged="fscache vfio_virqfd"
 
 fail() {
     echo "lab/image.sh: $1" >&2
@@ -60,20 +63,36 @@ unpack() {
 }
 
 unpack_kernel() {
-    local name wanted=('./boot/vmlinuz-*')
+    local name wanted=('./boot/vmlinuz-*' '*/modules.builtin')
     for name in $modules; do
-        wanted+=("*/$name.ko")
+        wanted+=("*/$name.ko" "*/$name.ko.xz")
     done
-    tar -x -C "$unpacked" --keep-directory-symlink --wildcards "${wanted[@]}"
+    # Of each module one of these is there, or none if it is built in: `add_module` checks that.
+    tar -x -C "$unpacked" --keep-directory-symlink --wildcards "${wanted[@]}" 2>/dev/null || true
+}
+
+# Copies module $2 to directory $1, unless the kernel has it built in or in another module.
+add_module() {
+    local file
+    file=$(find "$unpacked/usr/lib/modules" -name "$2.ko*")
+    case $file in
+        *.xz) xz -dc "$file" >"$1/$2.ko" ;;
+        *.ko) cp "$file" "$1/" ;;
+        *)
+            [[ " $merged " = *" $2 "* ]] || grep -q "/$2\.ko$" "$unpacked"/usr/lib/modules/*/modules.builtin ||
+                fail "the kernel has no module $2"
+            ;;
+    esac
 }
 
 # The kernel without its compression boots twice as fast.
 extract_kernel() {
-    local image offset
+    local image
     image=$(echo "$unpacked"/boot/vmlinuz-*)
-    offset=$(LC_ALL=C grep -obUaP '\xfd7zXZ\x00' "$image" | head -n 1 | cut -d : -f 1)
     # Behind it stands more, which is no error here.
-    tail -c "+$((offset + 1))" "$image" | xz -dc --single-stream >"$lab/vmlinux.new" 2>/dev/null || true
+    from_magic "$image" '\x28\xb5\x2f\xfd' | zstd -dc >"$lab/vmlinux.new" 2>/dev/null || true
+    [ -s "$lab/vmlinux.new" ] ||
+        from_magic "$image" '\xfd7zXZ\x00' | xz -dc --single-stream >"$lab/vmlinux.new" 2>/dev/null || true
     head -c 4 "$lab/vmlinux.new" | grep -q ELF || fail "no kernel was found in ${image##*/}"
     mv "$lab/vmlinux.new" "$lab/vmlinux"
 }
@@ -91,6 +110,13 @@ copy_libraries() {
 
 pack() {
     (cd "$1" && find . | "$unpacked/bin/busybox" cpio -o -H newc 2>/dev/null)
+}
+
+# Prints file $1 from the first bytes on that are like pattern $2, if there are any.
+from_magic() {
+    local offset
+    offset=$(LC_ALL=C grep -obUaP -m 1 "$2" "$1" | head -n 1 | cut -d : -f 1)
+    [ -z "$offset" ] || tail -c "+$((offset + 1))" "$1"
 }
 
 build_base() {
@@ -113,7 +139,7 @@ build_base() {
         copy_libraries "$root" "$from"
     done
     for module in $modules; do
-        cp "$(find "$unpacked/usr/lib/modules" -name "$module.ko")" "$root/modules/"
+        add_module "$root/modules" "$module"
     done
     pack "$root" >"$lab/base.cpio.new"
     mv "$lab/base.cpio.new" "$lab/base.cpio"
@@ -140,9 +166,10 @@ add() {
 case ${1:-} in
     add) shift && add "$@" ;;
     *)
-        [ ! "$lab/base.cpio" -nt "$0" ] || [ ! -s "$lab/vmlinux" ] || exit 0
+        [ ! "$lab/base.cpio" -nt "$0" ] || [ ! -s "$lab/vmlinux" ] || [ "$(cat "$lab/kernel" 2>/dev/null)" != "$kernel" ] || exit 0
         unpack
         extract_kernel
         build_base
+        echo "$kernel" >"$lab/kernel"
         ;;
 esac

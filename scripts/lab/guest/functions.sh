@@ -6,11 +6,11 @@ ip() {
     /bin/ip "$@"
 }
 
-# Loads modules in this order, which must be that of their dependencies.
+# Loads modules in this order, which must be that of their dependencies. Those that are not there are in the kernel (`image.sh`).
 load() {
     local module
     for module in "$@"; do
-        insmod "/modules/$module.ko"
+        [ ! -e "/modules/$module.ko" ] || insmod "/modules/$module.ko"
     done
 }
 
