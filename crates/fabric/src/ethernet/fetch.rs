@@ -242,7 +242,8 @@ pub fn ask_again(link: &mut Link, local: &mut Local, request: u64, frame: u32) {
     link.tell_with(local, Kind::Refetch, (0, front), body.as_bytes());
 }
 
-/// On one queue nothing else arrives while frames of a read are missing: they are asked for without waiting for its seal.
+/// On one queue nothing else arrives while frames of a read are missing: they are asked for without waiting for its seal. A read without
+/// its seal ends, too.
 pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     let Some(fetch) = link.fetches.front_mut() else {
         return;
@@ -256,19 +257,24 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
         .lock()
         .progress(&shared, *shape, owner, fetch.first);
     let frames = fetch.bytes / BLOCK * shape.frames();
-    match progress {
-        Some(Progress::Expects(frame)) => {
-            fetch.expects(frame, now);
-            let request = fetch.request;
-            if fetch.is_stalled(now) {
-                ask_in_packets(link, local);
-            } else if fetch.is_late(now) && frame < frames {
-                fetch.ask(now);
-                ask_again(link, local, request, frame);
-            }
+    let frame = match progress {
+        Some(Progress::Expects(frame)) => frame,
+        Some(Progress::All) => frames,
+        Some(Progress::Astray) | None => return ask_in_packets(link, local),
+    };
+    fetch.expects(frame, now);
+    if fetch.is_lost(now, shared.options.lost_after) {
+        return link.give_up(local);
+    }
+    if progress != Some(Progress::All) && fetch.is_stalled(now) {
+        return ask_in_packets(link, local);
+    }
+    if fetch.is_late(now) {
+        fetch.ask(now);
+        let request = fetch.request;
+        if frame < frames {
+            ask_again(link, local, request, frame);
         }
-        Some(Progress::Astray) => ask_in_packets(link, local),
-        Some(Progress::All) | None => {}
     }
 }
 

@@ -146,10 +146,15 @@ fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
 /// A thread at an interface that is not there, and the memory that peers reach. Data comes by the queue of all other frames, or by
 /// another one.
 pub(super) fn interface(is_shared: bool) -> (Local, Registration) {
+    interface_with(is_shared, FRAMES)
+}
+
+/// The same with so many frames to receive.
+pub(super) fn interface_with(is_shared: bool, frames: u32) -> (Local, Registration) {
     let mut options = EthernetOptions {
         authenticated: false,
         transports: 1,
-        receive_frames: FRAMES,
+        receive_frames: frames,
         shape: Shape::Strip,
         ..EthernetOptions::default()
     };
@@ -183,7 +188,7 @@ pub(super) fn interface(is_shared: bool) -> (Local, Registration) {
     };
     let mut port = Port::detached(&interface, &region, &layout);
     if is_shared {
-        for frame in 0..u64::from(FRAMES) {
+        for frame in 0..u64::from(frames) {
             assert!(port.fill(POOL + frame * u64::from(layout.chunk)));
         }
         port.filled();
@@ -207,7 +212,7 @@ pub(super) fn interface(is_shared: bool) -> (Local, Registration) {
 }
 
 /// A link that waits for the results of two reads and an atomic, and for the other side to aim at a write.
-fn joined(local: &Local, memory: &Registration) -> Link {
+pub(super) fn joined(local: &Local, memory: &Registration) -> Link {
     let mut link = Link::new(EndpointId(0), [0; 32]);
     link.state = State::Ready;
     link.other = Some(Other {

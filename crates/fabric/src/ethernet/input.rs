@@ -494,10 +494,8 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
     let now = Instant::now();
     let wanted = match placement.progress(&shared, *shape, owner, landing.first) {
         None => {
-            // The key was withdrawn meanwhile.
             drop(placement);
-            link.landing = None;
-            refuse(link, local, request, Failure::Access);
+            end_withdrawn(link, local, request);
             return Outcome::Executed;
         }
         Some(Progress::All) => {
@@ -584,7 +582,7 @@ pub fn ask_for_missing(link: &mut Link, local: &mut Local, missing: Missing, now
 }
 
 /// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after a
-/// while nothing is aimed at for as long, which lets other frames and runs pass.
+/// while nothing is aimed at for as long, which lets other frames and runs pass. A run without its seal ends, too.
 pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     if !local.shared.is_on_one_queue() {
         return;
@@ -596,6 +594,7 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     };
     let owner = (local.member.slot, link.id);
     let mut placement = placement.lock();
+    let frames = landing.bytes / placement::BLOCK * shape.frames();
     let from = match placement.progress(&shared, *shape, owner, landing.first) {
         Some(Progress::Expects(frame)) => {
             landing.expects(frame, now);
@@ -605,16 +604,23 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
             }
             Some(frame)
         }
+        Some(Progress::All) => {
+            landing.expects(frames, now);
+            Some(frames)
+        }
         Some(Progress::Astray) => None,
-        Some(Progress::All) | None => return,
+        None => {
+            drop(placement);
+            let request = landing.request;
+            return end_withdrawn(link, local, request);
+        }
     };
     if landing.is_lost(now, shared.options.lost_after) {
         drop(placement);
         return link.give_up(local);
     }
-    let frames = landing.bytes / placement::BLOCK * shape.frames();
     let from = match from {
-        Some(frame) if frame == frames || !landing.is_late(now) => return,
+        Some(_) if !landing.is_late(now) => return,
         None if landing.is_paused(now) => return,
         Some(frame) => frame,
         None => {
@@ -630,7 +636,15 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     drop(placement);
     landing.ask(now);
     let (request, first) = (landing.request, landing.first);
-    ask_again(link, local, request, (first, from));
+    if from < frames {
+        ask_again(link, local, request, (first, from));
+    }
+}
+
+/// The key of a run was withdrawn.
+fn end_withdrawn(link: &mut Link, local: &mut Local, request: u64) {
+    link.landing = None;
+    refuse(link, local, request, Failure::Access);
 }
 
 /// Reports a write that announces itself.

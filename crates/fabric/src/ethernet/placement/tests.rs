@@ -1,8 +1,12 @@
-//! Runs that are withdrawn, at an interface that is not there.
+//! Runs that are withdrawn, wait, or do not end, at an interface that is not there.
+
+use std::time::{Duration, Instant};
 
 use smallvec::smallvec;
 
-use super::super::fuzzing::interface;
+use super::super::fuzzing::{interface, joined};
+use super::super::link::{Landing, Link};
+use super::super::local::Local;
 use super::super::shared::PlacedFrame;
 use super::*;
 
@@ -44,23 +48,21 @@ fn a_withdrawal_gives_back_frames_that_are_being_sent() {
     assert!(frames.iter().all(|&frame| shared.is_back(frame)));
 }
 
-/// The kernel has not freed the queue when it is to be aimed at again, and a thread that sends opens the next socket.
+/// A run ends before it is whole, so the socket is closed, and a thread that sends opens the next one.
 #[test]
 fn a_run_stays_astray_when_frames_are_sent_by_a_new_socket() {
     let (local, memory) = interface(false);
     let shared = &local.shared;
+    let (shape, run) = (Shape::Strip, run(&memory));
     let mut placement = placement(shared).lock();
-    let aimed = placement.aim(shared, SHAPE, OWNER, run(&memory)).unwrap();
-    let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
-    assert_eq!(again, None, "no socket can be opened here");
+    let [first, second] = [(); 2].map(|()| {
+        let aimed = placement.aim_next(shared, shape, OWNER, run);
+        aimed.unwrap().first
+    });
+    placement.finish(shared, shape, OWNER, first);
     placement.open(DataSocket::detached(64));
-    let progress = placement.progress(shared, SHAPE, OWNER, aimed.first);
+    let progress = placement.progress(shared, shape, OWNER, second);
     assert_eq!(progress, Some(Progress::Astray));
-    // It has nothing aimed, so it need not be closed for the next attempt.
-    let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
-    let first = again.unwrap().0.first;
-    let progress = placement.progress(shared, SHAPE, OWNER, first);
-    assert_eq!(progress, Some(Progress::Expects(0)));
 }
 
 /// Bytes before the blocks are restored when the socket is closed. After that no header comes, but another component may write there.
@@ -86,4 +88,64 @@ fn bytes_before_a_run_are_restored_once() {
     assert_eq!((again, found()), (None, [3; HEADER as usize]));
     placement.finish_all(shared, SHAPE, OWNER);
     assert_eq!(found(), [3; HEADER as usize]);
+}
+
+/// A link with a write or a read of two blocks that is aimed at.
+fn landing(local: &Local, memory: &Registration, is_read: bool) -> Link {
+    let mut link = joined(local, memory);
+    link.requests.clear();
+    let shared = &local.shared;
+    let aimed = placement(shared)
+        .lock()
+        .aim(shared, SHAPE, OWNER, run(memory));
+    let landing = Landing::new(0, 2 * BLOCK, aimed.unwrap(), true);
+    match is_read {
+        true => link.fetches.push_back(landing),
+        false => link.landing = Some(landing),
+    }
+    link
+}
+
+/// Checks a link of a peer that answers probes for so long. The thread does not spin meanwhile.
+fn check_for(link: &mut Link, local: &mut Local, start: Instant, time: Duration) {
+    let step = Duration::from_millis(10);
+    for number in 0..=time.as_millis() / step.as_millis() {
+        let now = start + step * number as u32;
+        link.heard = now;
+        link.check(local, now);
+        let due = link.deadline(local.shared.options.lost_after);
+        assert!(due.is_none_or(|due| due > now), "step {number}");
+    }
+}
+
+/// The packet that ends it never comes.
+#[test]
+fn a_link_with_a_whole_run_that_does_not_end_is_lost() {
+    for is_read in [false, true] {
+        let (mut local, memory) = interface(true);
+        let mut link = landing(&local, &memory, is_read);
+        placement(&local.shared).lock().aims[0].landed = 6;
+        let (start, lost_after) = (Instant::now(), local.shared.options.lost_after);
+        check_for(&mut link, &mut local, start, lost_after / 2);
+        assert!(!link.ended && !placement(&local.shared).lock().aims.is_empty());
+        let start = start + lost_after / 2;
+        check_for(&mut link, &mut local, start, lost_after);
+        assert!(link.ended && placement(&local.shared).lock().aims.is_empty());
+    }
+}
+
+/// The packet that ends it never comes. A write is refused, and a read is repeated in packets.
+#[test]
+fn a_run_on_one_queue_with_a_withdrawn_key_ends() {
+    for is_read in [false, true] {
+        let (mut local, memory) = interface(true);
+        let mut link = landing(&local, &memory, is_read);
+        let shared = local.shared.clone();
+        placement(&shared)
+            .lock()
+            .withdraw(&shared, SHAPE, memory.key());
+        check_for(&mut link, &mut local, Instant::now(), Duration::ZERO);
+        assert_eq!(link.refused, !is_read);
+        assert!(link.landing.is_none() && link.fetches.is_empty());
+    }
 }
