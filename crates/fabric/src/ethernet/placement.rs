@@ -114,12 +114,11 @@ impl Aim {
         }
     }
 
-    /// Keeps whole blocks that have landed. The rest is aimed at from this frame on.
-    fn begin(&mut self, shared: &Shared, shape: Shape, first: u32) -> Range<u32> {
+    /// Descriptors that are to be aimed at: those behind whole blocks that have landed.
+    fn begin(&mut self, shared: &Shared, shape: Shape) -> Range<u32> {
         let mut saved = [0; HEADER as usize];
         shared.region.read(self.run.offset - HEADER, &mut saved);
         self.saved = Some(saved);
-        self.first = first.wrapping_sub(self.kept(shape));
         self.landed..self.pieces(shape)
     }
 
@@ -253,26 +252,31 @@ impl Placement {
             0..NUMBERS => self.next.next_multiple_of(shape.frames()),
             _ => 0,
         };
-        if shared.is_on_one_queue() {
-            return self.aim_on_one_queue(shared, shape, owner, (aim, first));
-        }
-        let count = self.fill(shared, shape, aim, first)?;
-        let port = shared.port.lock();
-        port.lane()?.open(aim.run.source, first, count);
+        let front = if shared.is_on_one_queue() {
+            self.aim_on_one_queue(shared, shape, owner, (aim, first))?
+        } else {
+            let count = self.fill(shared, shape, aim, first)?;
+            let port = shared.port.lock();
+            port.lane()?.open(aim.run.source, first, count);
+            0
+        };
         self.owner = owner;
+        // Only now: the number of a run that is refused remains.
+        aim.first = first.wrapping_sub(aim.kept(shape));
         let first = aim.first;
-        Some(Aimed { first, front: 0 })
+        Some(Aimed { first, front })
     }
 
+    /// The same on one queue. Descriptors in front.
     fn aim_on_one_queue(
         &mut self,
         shared: &Shared,
         shape: Shape,
         owner: (u32, EndpointId),
         (aim, first): (&mut Aim, u32),
-    ) -> Option<Aimed> {
+    ) -> Option<u32> {
         self.discard(shared);
-        let pieces = aim.begin(shared, shape, first);
+        let pieces = aim.begin(shared, shape);
         let addresses: Vec<u64> = pieces.map(|piece| aim.fill(shape, piece)).collect();
         let frames = SharedAim {
             source: aim.run.source,
@@ -282,9 +286,7 @@ impl Placement {
         };
         let front = shared.port.lock().aim(frames, &addresses)?;
         self.next = first.wrapping_add(frames.count);
-        self.owner = owner;
-        let first = aim.first;
-        Some(Aimed { first, front })
+        Some(front)
     }
 
     /// Nothing is aimed at any more.
@@ -338,6 +340,7 @@ impl Placement {
         let first = self.next;
         let mut aim = Aim::new(run);
         self.fill(shared, shape, &mut aim, first)?;
+        aim.first = first;
         self.aims.push_back(aim);
         shared.port.lock().lane()?.extend(count);
         Some(Aimed { first, front: 0 })
@@ -347,7 +350,7 @@ impl Placement {
     fn fill(&mut self, shared: &Shared, shape: Shape, aim: &mut Aim, first: u32) -> Option<u32> {
         let socket = self.socket(&shared.port)?;
         let count = aim.frames(shape) - aim.kept(shape);
-        for piece in aim.begin(shared, shape, first) {
+        for piece in aim.begin(shared, shape) {
             socket.fill(aim.fill(shape, piece));
         }
         socket.filled();

@@ -90,6 +90,19 @@ fn bytes_before_a_run_are_restored_once() {
     assert_eq!(found(), [3; HEADER as usize]);
 }
 
+/// The ring is full.
+#[test]
+fn a_run_keeps_its_number_when_the_port_refuses_to_aim_again() {
+    let (local, memory) = interface(true);
+    let shared = &local.shared;
+    let mut placement = placement(shared).lock();
+    let aimed = placement.aim(shared, SHAPE, OWNER, run(&memory)).unwrap();
+    let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
+    assert_eq!(again, None);
+    let progress = placement.progress(shared, SHAPE, OWNER, aimed.first);
+    assert_eq!(progress, Some(Progress::Astray));
+}
+
 /// A link with a write or a read of two blocks that is aimed at.
 fn landing(local: &Local, memory: &Registration, is_read: bool) -> Link {
     let mut link = joined(local, memory);
