@@ -533,7 +533,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         _ => {
             let again = placement.aim_again(&shared, *shape, owner, landing.first);
             let Some((aimed, from)) = again else {
-                landing.pause(now, RESEND_AFTER);
+                landing.wait(now, placement.is_in_use());
                 return Outcome::Stalled;
             };
             landing.aimed(aimed, from, now);
@@ -626,7 +626,7 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
         None => {
             let again = placement.aim_again(&shared, *shape, owner, landing.first);
             let Some((aimed, from)) = again else {
-                landing.pause(now, RESEND_AFTER);
+                landing.wait(now, placement.is_in_use());
                 return;
             };
             landing.aimed(aimed, from, now);

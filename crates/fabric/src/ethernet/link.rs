@@ -275,6 +275,16 @@ impl Landing {
         self.paused = Some(now + time);
     }
 
+    /// It cannot be aimed at yet. The time until the next attempt is no time without progress if another run is aimed at.
+    pub fn wait(&mut self, now: Instant, is_in_use: bool) {
+        let until = now + RESEND_AFTER;
+        let since = self.paused.replace(until).unwrap_or(now);
+        if is_in_use {
+            self.progress.1 += until.saturating_duration_since(since);
+        }
+    }
+
+    /// Whether nothing is to be aimed at yet.
     pub fn is_paused(&self, now: Instant) -> bool {
         self.paused.is_some_and(|until| now < until)
     }

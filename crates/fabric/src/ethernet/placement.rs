@@ -484,6 +484,11 @@ impl Placement {
         }
     }
 
+    /// Whether a run of any owner is aimed at.
+    pub fn is_in_use(&self) -> bool {
+        !self.aims.is_empty()
+    }
+
     /// Descriptors in front of those that are aimed.
     pub fn front(&self, shared: &Shared) -> u32 {
         match shared.is_on_one_queue() {

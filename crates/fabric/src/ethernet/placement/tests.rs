@@ -4,14 +4,17 @@ use std::time::{Duration, Instant};
 
 use smallvec::smallvec;
 
-use super::super::fuzzing::{interface, joined};
+use super::super::fuzzing::{interface, interface_with, joined};
 use super::super::link::{Landing, Link};
 use super::super::local::Local;
 use super::super::shared::PlacedFrame;
 use super::*;
 
 const OWNER: (u32, EndpointId) = (0, EndpointId(0));
+const OTHER: (u32, EndpointId) = (0, EndpointId(1));
 const SHAPE: Shape = Shape::Overlay;
+/// Frames for one queue: a run can be aimed at again by descriptors of other frames, since the kernel consumes none here.
+const FEW: u32 = 300;
 
 /// Two blocks of the memory that peers reach.
 fn run(memory: &Registration) -> Run {
@@ -160,5 +163,28 @@ fn a_run_on_one_queue_with_a_withdrawn_key_ends() {
         check_for(&mut link, &mut local, Instant::now(), Duration::ZERO);
         assert_eq!(link.refused, !is_read);
         assert!(link.landing.is_none() && link.fetches.is_empty());
+    }
+}
+
+/// A run waits for that of another peer, or the port refuses it.
+#[test]
+fn time_counts_as_without_progress_unless_another_run_is_aimed_at() {
+    for is_alone in [false, true] {
+        let frames = if is_alone { 512 } else { FEW };
+        let (mut local, memory) = interface_with(true, frames);
+        let mut link = landing(&local, &memory, false);
+        let shared = local.shared.clone();
+        let first = link.landing.as_ref().unwrap().first;
+        let start = Instant::now();
+        placement(&shared)
+            .lock()
+            .pause(&shared, SHAPE, OWNER, first);
+        let other = placement(&shared)
+            .lock()
+            .aim(&shared, SHAPE, OTHER, run(&memory));
+        assert_eq!(other.is_none(), is_alone);
+        let time = 3 * shared.options.lost_after;
+        check_for(&mut link, &mut local, start, time);
+        assert_eq!(link.ended, is_alone);
     }
 }
