@@ -55,6 +55,14 @@ struct Aim {
     sealed: u32,
 }
 
+/// A run that is to be aimed at again.
+struct Paused {
+    owner: (u32, EndpointId),
+    aim: Aim,
+    /// That was tried, and was not possible yet.
+    is_waiting: bool,
+}
+
 /// The part of a port that places data.
 pub struct Placement {
     socket: Option<DataSocket>,
@@ -62,8 +70,8 @@ pub struct Placement {
     owner: (u32, EndpointId),
     /// In the order of their frames.
     aims: VecDeque<Aim>,
-    /// Runs that are to be aimed at again, of any owners.
-    paused: Vec<((u32, EndpointId), Aim)>,
+    /// Of any owners.
+    paused: Vec<Paused>,
     /// A frame has landed elsewhere.
     is_astray: bool,
     /// Number of the next frame that is aimed at.
@@ -219,7 +227,7 @@ impl Placement {
         }
     }
 
-    /// Aims at a run of blocks. Nothing is returned if something else is aimed at.
+    /// Aims at a run of blocks. Nothing is returned if something else is aimed at, or waits for that.
     pub fn aim(
         &mut self,
         shared: &Shared,
@@ -227,6 +235,9 @@ impl Placement {
         owner: (u32, EndpointId),
         run: Run,
     ) -> Option<Aimed> {
+        if self.paused.iter().any(|it| it.is_waiting) {
+            return None;
+        }
         let mut aim = Aim::new(run);
         let aimed = self.aim_rest(shared, shape, owner, &mut aim)?;
         self.aims.push_back(aim);
@@ -391,7 +402,7 @@ impl Placement {
         first: u32,
     ) -> Option<Progress> {
         let mut paused = self.paused.iter();
-        if paused.any(|(it, aim)| *it == owner && aim.first == first) {
+        if paused.any(|it| it.owner == owner && it.aim.first == first) {
             return Some(Progress::Astray);
         }
         if self.owner != owner {
@@ -459,7 +470,7 @@ impl Placement {
 
     /// All runs of an owner have ended.
     pub fn finish_all(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
-        self.paused.retain(|(paused, _)| *paused != owner);
+        self.paused.retain(|it| it.owner != owner);
         if self.owner == owner {
             while let Some(mut aim) = self.aims.pop_front() {
                 self.end(shared, shape, &mut aim);
@@ -499,7 +510,7 @@ impl Placement {
 
     /// The same with all runs, if one is aimed at by this key.
     pub fn withdraw(&mut self, shared: &Shared, shape: Shape, key: Key) {
-        self.paused.retain(|(_, aim)| aim.run.key != key);
+        self.paused.retain(|it| it.aim.run.key != key);
         if self.aims.iter().any(|aim| aim.run.key == key) {
             self.finish_all(shared, shape, self.owner);
         }
@@ -521,7 +532,11 @@ impl Placement {
         match again {
             Some(_) => self.aims.push_back(aim),
             // Others are aimed at, or the kernel frees the queue a little later.
-            None => self.paused.push((owner, aim)),
+            None => self.paused.push(Paused {
+                owner,
+                aim,
+                is_waiting: true,
+            }),
         }
         Some((again?, kept))
     }
@@ -529,7 +544,11 @@ impl Placement {
     /// Aims at nothing for an owner's only run until it is aimed again.
     pub fn pause(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId), first: u32) {
         if let Some(aim) = self.take(shared, shape, owner, first) {
-            self.paused.push((owner, aim));
+            self.paused.push(Paused {
+                owner,
+                aim,
+                is_waiting: false,
+            });
             shared.port.lock().resume();
         }
     }
@@ -542,9 +561,9 @@ impl Placement {
         owner: (u32, EndpointId),
         first: u32,
     ) -> Option<Aim> {
-        let is_paused = |(it, aim): &((u32, EndpointId), Aim)| *it == owner && aim.first == first;
+        let is_paused = |it: &Paused| it.owner == owner && it.aim.first == first;
         if let Some(index) = self.paused.iter().position(is_paused) {
-            return Some(self.paused.swap_remove(index).1);
+            return Some(self.paused.swap_remove(index).aim);
         }
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;

@@ -93,6 +93,45 @@ fn bytes_before_a_run_are_restored_once() {
     assert_eq!(found(), [3; HEADER as usize]);
 }
 
+/// The kernel has not freed the queue when it is to be aimed at again, and the run of another peer comes after it has.
+#[test]
+fn a_new_run_does_not_precede_one_that_waits() {
+    let (local, memory) = interface(false);
+    let shared = &local.shared;
+    let run = run(&memory);
+    let mut placement = placement(shared).lock();
+    let first = placement.aim(shared, SHAPE, OWNER, run).unwrap().first;
+    let again = placement.aim_again(shared, SHAPE, OWNER, first);
+    assert_eq!(again, None, "no socket can be opened here");
+    placement.open(DataSocket::detached(64));
+    assert_eq!(placement.aim(shared, SHAPE, OTHER, run), None);
+    let again = placement.aim_again(shared, SHAPE, OWNER, first);
+    let first = again.unwrap().0.first;
+    let progress = placement.progress(shared, SHAPE, OWNER, first);
+    assert_eq!(progress, Some(Progress::Expects(0)));
+    placement.finish_all(shared, SHAPE, OWNER);
+    placement.open(DataSocket::detached(64));
+    assert!(placement.aim(shared, SHAPE, OTHER, run).is_some());
+}
+
+/// A run in its pause does not wait: others may be aimed at.
+#[test]
+fn a_new_run_on_one_queue_does_not_precede_one_that_waits() {
+    let (local, memory) = interface_with(true, FEW);
+    let shared = &local.shared;
+    let run = run(&memory);
+    let mut placement = placement(shared).lock();
+    let first = placement.aim(shared, SHAPE, OWNER, run).unwrap().first;
+    placement.pause(shared, SHAPE, OWNER, first);
+    assert!(placement.aim_next(shared, SHAPE, OTHER, run).is_some());
+    let again = placement.aim_again(shared, SHAPE, OWNER, first);
+    assert_eq!(again, None, "another one is aimed at");
+    placement.finish_all(shared, SHAPE, OTHER);
+    assert_eq!(placement.aim_next(shared, SHAPE, OTHER, run), None);
+    let again = placement.aim_again(shared, SHAPE, OWNER, first);
+    assert!(again.is_some());
+}
+
 /// The ring is full.
 #[test]
 fn a_run_keeps_its_number_when_the_port_refuses_to_aim_again() {
