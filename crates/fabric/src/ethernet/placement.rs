@@ -568,8 +568,9 @@ impl Placement {
         let is_it = |aim: &Aim| self.owner == owner && aim.first == first;
         let index = self.aims.iter().position(is_it)?;
         let mut aim = self.aims.remove(index)?;
-        if self.is_astray || aim.is_whole(shape) {
-            // Its data is not what was sent, even if all of it has come.
+        if self.is_astray || aim.is_whole(shape) || !shared.is_on_one_queue() {
+            // Its data is not what was sent, even if all of it has come. On two queues the kernel has lost a frame, so those behind it may
+            // have been misplaced.
             let saved = aim.saved;
             aim = Aim {
                 first,

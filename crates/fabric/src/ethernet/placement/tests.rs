@@ -227,3 +227,18 @@ fn time_counts_as_without_progress_unless_another_run_is_aimed_at() {
         assert_eq!(link.ended, is_alone);
     }
 }
+
+/// All frames were counted, and the kernel has lost one: jumbo frames behind it were misplaced.
+#[test]
+fn no_block_is_kept_on_two_queues() {
+    let (local, memory) = interface(false);
+    let shared = &local.shared;
+    let mut placement = placement(shared).lock();
+    let aimed = placement.aim(shared, SHAPE, OWNER, run(&memory)).unwrap();
+    placement.aims[0].landed = 3;
+    let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
+    assert_eq!(again, None, "no socket can be opened here");
+    placement.open(DataSocket::detached(64));
+    let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
+    assert_eq!(again.map(|(_, from)| from), Some(0));
+}
