@@ -68,6 +68,16 @@ pub enum Error {
         /// Kind of the memory.
         memory: String,
     },
+    /// Aimed descriptors cannot be withdrawn, so data needs a queue of its own.
+    #[error(
+        "interface {interface} cannot use one queue for all frames: membarrier(2) failed: {source}; use another `data_queue`, or a kernel without `nohz_full`"
+    )]
+    OneQueue {
+        /// Name of the interface.
+        interface: String,
+        /// Error of the system.
+        source: io::Error,
+    },
     /// A system call failed.
     #[error("cannot {what} {interface}: {source}; `dmesg` may say more")]
     System {

@@ -183,7 +183,7 @@ impl Port {
     /// Attaches a program to an interface and registers memory for its frames.
     ///
     /// # Errors
-    /// [`Error::Permission`], [`Error::Busy`], [`Error::NoQueue`], [`Error::Memory`], [`Error::System`].
+    /// [`Error::Permission`], [`Error::Busy`], [`Error::NoQueue`], [`Error::Memory`], [`Error::OneQueue`], [`Error::System`].
     pub fn open(
         interface: &Interface,
         region: &Region,

@@ -35,8 +35,10 @@ pub(super) fn barrier() -> rustix::io::Result<()> {
 
 /// Whether aimed descriptors can be withdrawn.
 pub(super) fn test_barrier(interface: &str) -> Result<(), Error> {
-    barrier()
-        .map_err(|source: Errno| Error::system("withdraw descriptors of", interface, source.into()))
+    barrier().map_err(|source: Errno| Error::OneQueue {
+        interface: interface.to_owned(),
+        source: source.into(),
+    })
 }
 
 impl Port {
