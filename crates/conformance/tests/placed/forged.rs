@@ -379,7 +379,7 @@ fn an_endpoint_with_wrong_seals_only_is_lost() {
                 written.send_empty(front);
                 for frame in word(HEADER + 12)..3 * COUNT as u32 {
                     written.send(first, frame);
-                    // It sees progress.
+                    // The receiver counts progress.
                     written.lied.near.poll();
                 }
             }
@@ -398,7 +398,7 @@ fn an_endpoint_with_wrong_seals_only_is_lost() {
 
 /// Only the second block is aimed at again.
 #[test]
-fn a_block_that_landed_in_a_turn_on_one_queue_is_kept() {
+fn a_block_that_landed_in_a_time_slice_on_one_queue_is_kept() {
     for shape in [Shape::Strip, Shape::Overlay] {
         let mut written = Written::over(Lied::on_one_queue(shape));
         let first = written.aim();
