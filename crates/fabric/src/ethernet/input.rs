@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::frames::empty_before;
-use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, State, TURN};
+use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, SLICE, State};
 use super::local::Local;
 use super::output::AIMED;
 use super::placement::{self, Progress};
@@ -581,8 +581,8 @@ pub fn ask_for_missing(link: &mut Link, local: &mut Local, missing: Missing, now
     }
 }
 
-/// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after a
-/// while nothing is aimed at for as long, which lets other frames and runs pass. A run without its seal ends, too.
+/// On one queue nothing else arrives while frames of a write are missing: they are asked for without waiting for its seal, and after
+/// [`SLICE`] at most nothing is aimed at for as long, which lets other frames and runs pass. A run without its seal ends, too.
 pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
     if !local.shared.is_on_one_queue() {
         return;
@@ -600,7 +600,7 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
             landing.expects(frame, now);
             if landing.is_stalled(now) {
                 placement.pause(&shared, *shape, owner, landing.first);
-                landing.pause(now, TURN);
+                landing.pause(now, SLICE);
             }
             Some(frame)
         }

@@ -24,8 +24,9 @@ const MISSED_AFTER: Duration = Duration::from_micros(100);
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// On one queue a run that makes no progress for so long is withdrawn, since other frames wait for it.
 const STALLED_AFTER: Duration = Duration::from_millis(20);
-/// The same for a run that is not whole after so long, however many frames have come. Then others have their turn for as long.
-pub const TURN: Duration = Duration::from_millis(50);
+/// The same for a run that is not whole after so long, however many frames have come. Then it is not aimed at for as long, in which
+/// others have their time slices.
+pub const SLICE: Duration = Duration::from_millis(50);
 /// The part of the usual time after which a suspected side is lost.
 const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
@@ -293,7 +294,7 @@ impl Landing {
     pub fn is_stalled(&self, now: Instant) -> bool {
         let since = self.waits.1.max(self.aimed_at);
         now.saturating_duration_since(since) >= STALLED_AFTER
-            || now.saturating_duration_since(self.aimed_at) >= TURN
+            || now.saturating_duration_since(self.aimed_at) >= SLICE
     }
 
     /// Whether it has made no progress for so long.
@@ -766,11 +767,11 @@ mod tests {
                 break;
             }
         }
-        assert_eq!(now, start + TURN);
-        landing.pause(now, TURN);
-        assert_eq!(landing.due(), Some(now + TURN));
-        assert!(landing.is_paused(now) && !landing.is_paused(now + TURN));
-        landing.aimed(aimed, 3, now + TURN);
-        assert!(!landing.is_paused(now) && !landing.is_stalled(now + TURN));
+        assert_eq!(now, start + SLICE);
+        landing.pause(now, SLICE);
+        assert_eq!(landing.due(), Some(now + SLICE));
+        assert!(landing.is_paused(now) && !landing.is_paused(now + SLICE));
+        landing.aimed(aimed, 3, now + SLICE);
+        assert!(!landing.is_paused(now) && !landing.is_stalled(now + SLICE));
     }
 }
