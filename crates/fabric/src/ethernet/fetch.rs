@@ -263,10 +263,12 @@ pub fn prompt(link: &mut Link, local: &mut Local, now: Instant) {
         Some(Progress::Astray) | None => return ask_in_packets(link, local),
     };
     fetch.expects(frame, now);
-    if fetch.is_lost(now, shared.options.lost_after) {
-        return link.give_up(local);
-    }
-    if progress != Some(Progress::All) && fetch.is_stalled(now) {
+    if progress == Some(Progress::All) {
+        // Its seal may wait behind a message without a buffer.
+        if !link.stalled && fetch.is_lost(now, shared.options.lost_after) {
+            return link.give_up(local);
+        }
+    } else if fetch.is_stalled(now) {
         return ask_in_packets(link, local);
     }
     if fetch.is_late(now) {

@@ -116,7 +116,7 @@ fn check(local: &Local, link: &Link, region: &Region, packets: usize) {
 }
 
 /// A frame with this head and body. Its number is near the one that the link expects.
-fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn packet(link: &Link, head: &[u8; HEAD], body: &[u8]) -> Option<Vec<u8>> {
     let [_, _, kind, flags, number, acknowledged] = *head;
     let is_sequenced = Kind::from_byte(kind).is_none_or(Kind::is_sequenced);
     let sequence = match is_sequenced {

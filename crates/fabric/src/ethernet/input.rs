@@ -524,13 +524,13 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         link.give_up(local);
         return Outcome::Stalled;
     }
+    // If the last frame was taken but is not there, the kernel has lost one.
+    let wanted = wanted.filter(|frame| *frame < frames || !landing.has_waited(now, RESEND_AFTER));
     let from = match wanted {
-        Some(_) if !landing.is_late(now) => return Outcome::Stalled,
+        Some(frame) if frame == frames || !landing.is_late(now) => return Outcome::Stalled,
+        Some(frame) => frame,
         None if landing.is_paused(now) => return Outcome::Stalled,
-        Some(frame) if frame < frames => frame,
-        Some(_) if !landing.has_waited(now, RESEND_AFTER) => return Outcome::Stalled,
-        // If the last frame was taken but is not there, the kernel has lost one.
-        _ => {
+        None => {
             let again = placement.aim_again(&shared, *shape, owner, landing.first);
             let Some((aimed, from)) = again else {
                 landing.wait(now, placement.is_in_use());

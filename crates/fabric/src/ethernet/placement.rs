@@ -59,7 +59,7 @@ struct Aim {
 struct Paused {
     owner: (u32, EndpointId),
     aim: Aim,
-    /// That was tried, and was not possible yet.
+    /// Whether aiming again was tried and was not possible yet.
     is_waiting: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct Placement {
     owner: (u32, EndpointId),
     /// In the order of their frames.
     aims: VecDeque<Aim>,
-    /// Of any owners.
+    /// Runs of any owners that are to be aimed at again.
     paused: Vec<Paused>,
     /// A frame has landed elsewhere.
     is_astray: bool,

@@ -4,10 +4,14 @@ use std::time::{Duration, Instant};
 
 use smallvec::smallvec;
 
-use super::super::fuzzing::{interface, interface_with, joined};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::super::fuzzing::{interface, interface_with, joined, packet};
+use super::super::input;
 use super::super::link::{Landing, Link};
 use super::super::local::Local;
 use super::super::shared::PlacedFrame;
+use super::super::wire::{self, Kind};
 use super::*;
 
 const OWNER: (u32, EndpointId) = (0, EndpointId(0));
@@ -189,6 +193,18 @@ fn a_link_with_a_whole_run_that_does_not_end_is_lost() {
     }
 }
 
+/// The packet that ends it waits behind a message without a buffer.
+#[test]
+fn a_link_with_a_whole_read_behind_a_message_without_a_buffer_is_not_lost() {
+    let (mut local, memory) = interface(true);
+    let mut link = landing(&local, &memory, true);
+    placement(&local.shared).lock().aims[0].landed = 6;
+    link.stalled = true;
+    let time = 2 * local.shared.options.lost_after;
+    check_for(&mut link, &mut local, Instant::now(), time);
+    assert!(!link.ended);
+}
+
 /// The packet that ends it never comes. A write is refused, and a read is repeated in packets.
 #[test]
 fn a_run_on_one_queue_with_a_withdrawn_key_ends() {
@@ -241,4 +257,34 @@ fn no_block_is_kept_on_two_queues() {
     placement.open(DataSocket::detached(64));
     let again = placement.aim_again(shared, SHAPE, OWNER, aimed.first);
     assert_eq!(again.map(|(_, from)| from), Some(0));
+}
+
+/// The program has counted all frames, and the kernel has lost one. Placed waits, and the thread polls when something is due.
+#[test]
+fn a_run_that_the_kernel_has_lost_a_frame_of_is_aimed_at_again_without_a_pause() {
+    let (mut local, memory) = interface_with(true, FEW);
+    let mut link = landing(&local, &memory, false);
+    let first = link.landing.as_ref().unwrap().first;
+    let port = local.shared.port.lock();
+    let lane = port.lane().unwrap();
+    lane.open(run(&memory).source, first.wrapping_add(6), 0);
+    drop(port);
+    let placed = wire::Placed::new_zeroed();
+    let head = [0, 0, Kind::Placed as u8, 0, 0, 0];
+    let frame = packet(&link, &head, placed.as_bytes()).unwrap();
+    link.incoming.keep(link.incoming.expected, &frame);
+    for _ in 0..10 {
+        while link
+            .deadline(local.shared.options.lost_after)
+            .is_some_and(|due| Instant::now() < due)
+        {}
+        link.check(&mut local, Instant::now());
+        input::resume(&mut link, &mut local);
+        let landing = link.landing.as_ref().unwrap();
+        assert!(!landing.is_paused(Instant::now()));
+        if landing.first != first {
+            return;
+        }
+    }
+    panic!("it is not aimed at again");
 }
