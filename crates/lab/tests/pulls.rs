@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::iter;
 
-use connections::messenger::simulation::{ANNOUNCED_MAX, PULL_MIN, Side, StreamDefect};
+use connections::messenger::simulation::{ANNOUNCED_MAX, LOST, PULL_MIN, Side, StreamDefect};
 use fabric::{Error, Queue, Role};
 use fabric_simulation::simulated::{Network, NetworkOptions};
 use operations::Bytes;
@@ -30,8 +30,6 @@ const CLOSING_STEPS: usize = 100;
 /// Blocks of an arena, and their size: few, so that they are used again soon.
 const BLOCKS: u32 = 3;
 const BLOCK_BYTES: usize = 64 << 10;
-/// The transport reports the end of a link.
-const LOST: &str = "the link has ended";
 /// Bytes of a message before its data in the arena.
 const FIELDS: usize = 100;
 
@@ -106,7 +104,7 @@ impl Party {
             return Ok(());
         }
         let polled = side.poll();
-        for received in polled.map_err(|error| format!("{LOST}: {error}"))? {
+        for received in polled? {
             match self.expected.pop_front() {
                 Some(sent) if sent == received => {}
                 Some(sent) => {

@@ -201,7 +201,7 @@ impl Connection {
 
     fn report_refusal(&self, reason: &str) {
         (self.options.report)(&format!(
-            "members do not copy answered writes out of the memory of this mount, which sends them: {reason}"
+            "answered writes are sent in messages, not copied out of the memory of this mount: {reason}"
         ));
     }
 

@@ -317,7 +317,8 @@ fn receive_unix(
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > DESCRIPTORS_MAX {
-        return Err(Malformed("more descriptors came than any message has").into());
+        let what = "more descriptors came than any message has, or this process has none free; check its limit of open files";
+        return Err(Malformed(what).into());
     }
     match received.bytes {
         0 => Err(Trouble::Closed),

@@ -139,7 +139,9 @@ pub enum Error {
         source: fabric::Error,
     },
     /// Memory that the peer has exported cannot be used.
-    #[error("cannot use memory of {peer}: {reason}")]
+    #[error(
+        "cannot use memory of {peer}: {reason}; check the limits of address space and mappings"
+    )]
     Memory {
         /// Peer of the connection.
         peer: String,

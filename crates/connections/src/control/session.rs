@@ -33,7 +33,7 @@ pub enum Note {
         /// Its name in requests.
         region: RemoteRegion,
     },
-    /// Memory of its, which this side cannot map. Call [`PeerSession::release`] to go on without it, or [`PeerSession::refuse`].
+    /// Memory of the peer that this side cannot map. Call [`PeerSession::release`] to go on without it, or [`PeerSession::refuse`].
     NotImported {
         /// The peer's name of it.
         name: u64,

@@ -84,7 +84,7 @@ impl Link {
             Some(Note::Released { name: ARENA_NAME }) if self.stream.pulls.arena_released() => {
                 self.arena = None;
                 let peer = self.session.identity();
-                refusals.push_back(format!("{peer} cannot map it, as its log says"));
+                refusals.push_back(format!("{peer} cannot map it; see its log"));
             }
             _ => {}
         }

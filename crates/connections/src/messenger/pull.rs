@@ -27,8 +27,8 @@
 //! - Data of early answered writes lies in an [`Arena`], which a client lends to all its peers: it is not copied into a buffer, and a
 //!   request that is sent again over another link names the same place. The link keeps a share of the data until the peer has
 //!   reported it, so its block is not used again before. A link that ends drops its shares, though a read of its peer may be in flight.
-//!   Over verbs the key of the link ends first (`link::end_lent`). Over shared memory such a read may return newer bytes, but only in a request of the
-//!   link that has ended: the receiver checks the checksums of a request after the copy, and refuses it.
+//!   Over verbs the key of the link ends first (`link::end_lent`). Over shared memory, or if the adapter refuses to end the key, such a
+//!   read may return newer bytes, but only in a request of the link that has ended: the receiver checks the checksums of a request after the copy, and refuses it.
 //! - A link takes all buffers of its pool when the pool is made, and manages them itself (B2, explicit use): no other user and no
 //!   lock. Buffers for other messages and for transfers are allocated from pools that all links of a thread share (implicit use).
 
@@ -436,9 +436,7 @@ impl Pulls {
         match self.imported[Memory::Arena as usize] {
             Some(_) => Ok(()),
             None if self.min == usize::MAX => Err("this side's `pull` is never"),
-            None if self.is_arena_unmapped => {
-                Err("this side cannot map the memory, as its log says")
-            }
+            None if self.is_arena_unmapped => Err("this side cannot map the memory; see its log"),
             None => Err("the peer has lent no memory"),
         }
     }

@@ -17,6 +17,8 @@ use fabric::{
 };
 use pmem::Arena;
 
+/// How [`Side::poll`] begins the reason if the transport has ended the link.
+pub const LOST: &str = "the link has ended";
 /// Number of the only connection.
 const CONNECTION: u16 = 7;
 
@@ -162,7 +164,7 @@ impl Side {
     /// Does what a messenger does in a poll. Returns the messages that are complete.
     ///
     /// # Errors
-    /// Why the link would end.
+    /// Why the link would end; it begins with [`LOST`] if the transport has ended it.
     pub fn poll(&mut self) -> Result<Vec<Vec<u8>>, String> {
         let Side { queue, stream, .. } = self;
         let (mut events, mut whole) = (Vec::new(), Vec::new());
@@ -177,10 +179,10 @@ impl Side {
                     whole.extend(taken.map_err(|reason| reason.to_string())?);
                 }
                 Event::Done(completion) => {
-                    completion.outcome.map_err(|failure| failure.to_string())?;
+                    completion.outcome.map_err(|failure| lost(&failure))?;
                     whole.extend(stream.take_arrived(completion.id.0)?);
                 }
-                Event::Lost(_, failure) => return Err(failure.to_string()),
+                Event::Lost(_, failure) => return Err(lost(&failure)),
             }
         }
         if std::mem::take(&mut stream.pulls.is_announced) {
@@ -211,4 +213,8 @@ impl Side {
     pub fn pulled(&self) -> [u64; 2] {
         self.stream.pulls.copied_in_all
     }
+}
+
+fn lost(failure: &fabric::Failure) -> String {
+    format!("{LOST}: {failure}")
 }

@@ -134,18 +134,12 @@ fn this_process_maps_no_more() {
 
     send_from_arena(&mut pair, &arena, 4..12);
     let stated = pair.far.lends(pair.to_near).unwrap();
-    assert_eq!(
-        stated,
-        Err("this side cannot map the memory, as its log says")
-    );
+    assert_eq!(stated, Err("this side cannot map the memory; see its log"));
     let logged = pair.far.take_refusal().expect("a reason");
     assert!(logged.starts_with("near (process "), "{logged}");
     assert!(logged.contains("Cannot allocate memory"), "{logged}");
     let logged = pair.near.take_refusal().expect("a reason");
-    assert!(
-        logged.contains(" cannot map it, as its log says"),
-        "{logged}"
-    );
+    assert!(logged.contains(" cannot map it; see its log"), "{logged}");
     assert_eq!(
         (pair.far.take_refusal(), pair.near.take_refusal()),
         (None, None)
