@@ -67,7 +67,7 @@ unpack_kernel() {
     for name in $modules; do
         wanted+=("*/$name.ko" "*/$name.ko.xz")
     done
-    # Of each module one of these is there, or none if it is built in: `add_module` checks that.
+    # One of these is there for each module, or none if it is built in: `add_module` checks that.
     tar -x -C "$unpacked" --keep-directory-symlink --wildcards "${wanted[@]}" 2>/dev/null || true
 }
 
@@ -167,6 +167,8 @@ case ${1:-} in
     add) shift && add "$@" ;;
     *)
         [ ! "$lab/base.cpio" -nt "$0" ] || [ ! -s "$lab/vmlinux" ] || [ "$(cat "$lab/kernel" 2>/dev/null)" != "$kernel" ] || exit 0
+        # What an interrupted run leaves is not used.
+        rm -f "$lab/kernel"
         unpack
         extract_kernel
         build_base
