@@ -21,6 +21,19 @@ fn in_pieces(arena: &Arena, seed: usize, length: usize) -> [Bytes; 3] {
     [bytes.slice(..100), data, bytes.slice(length - 1..)]
 }
 
+/// Sends a message with data in the arena, which arrives whole at the far side.
+fn send_from_arena(pair: &mut Pair, arena: &Arena, seed: usize, length: usize) {
+    let pieces = in_pieces(arena, seed, length);
+    pair.near.send_pieces(pair.to_far, pieces).unwrap();
+    let (mut received, start) = (Vec::new(), Instant::now());
+    while received.is_empty() {
+        pair.far.wait(&mut received, Duration::from_millis(1));
+        pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
+        assert!(start.elapsed() < LONG);
+    }
+    assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
+}
+
 #[test]
 fn data_in_an_arena_is_copied_by_the_peer_and_shared_until_it_has_reported_it() {
     for provider in BOTH {
@@ -29,15 +42,7 @@ fn data_in_an_arena_is_copied_by_the_peer_and_shared_until_it_has_reported_it() 
         pair.near.lend(arena.clone());
         for seed in 0..20 {
             let length = PULL_MIN + 101 + 1000 * seed;
-            let pieces = in_pieces(&arena, seed, length);
-            pair.near.send_pieces(pair.to_far, pieces).unwrap();
-            let (mut received, start) = (Vec::new(), Instant::now());
-            while received.is_empty() {
-                pair.far.wait(&mut received, Duration::from_millis(1));
-                pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
-                assert!(start.elapsed() < LONG);
-            }
-            assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
+            send_from_arena(&mut pair, &arena, seed, length);
             // The far side reports what it has copied.
             pair.far.send(pair.to_near, &message(0, 10)).unwrap();
             pair.far.submit();
@@ -70,15 +75,7 @@ fn a_block_of_an_arena_is_not_free_while_a_peer_may_read_it() {
     pair.near.lend(arena.clone());
     let length = 64 << 10;
     let is_unreported = |pair: &mut Pair, seed: usize| {
-        let pieces = in_pieces(&arena, seed, length);
-        pair.near.send_pieces(pair.to_far, pieces).unwrap();
-        let (mut received, start) = (Vec::new(), Instant::now());
-        while received.is_empty() {
-            pair.far.wait(&mut received, Duration::from_millis(1));
-            pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
-            assert!(start.elapsed() < LONG);
-        }
-        assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
+        send_from_arena(pair, &arena, seed, length);
         arena.free_blocks() == 3
     };
     // The first messages travel before the peer can pull. It does not report one fragment by itself.
@@ -87,22 +84,6 @@ fn a_block_of_an_arena_is_not_free_while_a_peer_may_read_it() {
     // A link that has ended keeps no share.
     pair.near.close(pair.to_far);
     assert_eq!(arena.free_blocks(), 4);
-}
-
-/// The far messages that arrive while messages with data in the arena go there.
-fn send_from_arena(pair: &mut Pair, arena: &Arena, seeds: std::ops::Range<usize>) {
-    for seed in seeds {
-        let length = PULL_MIN + 101 + seed;
-        let pieces = in_pieces(arena, seed, length);
-        pair.near.send_pieces(pair.to_far, pieces).unwrap();
-        let (mut received, start) = (Vec::new(), Instant::now());
-        while received.is_empty() {
-            pair.far.wait(&mut received, Duration::from_millis(1));
-            pair.near.wait(&mut Vec::new(), Duration::from_millis(1));
-            assert!(start.elapsed() < LONG);
-        }
-        assert_eq!(messages(received, pair.to_near), [message(seed, length)]);
-    }
 }
 
 #[test]
@@ -118,9 +99,12 @@ fn this_process_maps_no_more() {
     }
     let arena = Arena::new(64 << 10, (TOO_MUCH >> 16) as u32).unwrap();
     let mut pair = Pair::new(options(Provider::Shm));
+    let length = PULL_MIN + 101;
     // Until both have made and mapped their pools.
     let before = Arena::new(64 << 10, 8).unwrap();
-    send_from_arena(&mut pair, &before, 0..4);
+    for seed in 0..4 {
+        send_from_arena(&mut pair, &before, seed, length);
+    }
     pair.near.lend(arena.clone());
     let region = Region::memory(TOO_MUCH, false).unwrap();
     let registered = pair
@@ -132,7 +116,9 @@ fn this_process_maps_no_more() {
     limit.current = Some(pages * 4096 + TOO_MUCH / 2);
     setrlimit(Resource::As, limit).unwrap();
 
-    send_from_arena(&mut pair, &arena, 4..12);
+    for seed in 4..12 {
+        send_from_arena(&mut pair, &arena, seed, length);
+    }
     let stated = pair.far.lends(pair.to_near).unwrap();
     assert_eq!(stated, Err("this side cannot map the memory; see its log"));
     let logged = pair.far.take_refusal().expect("a reason");
